@@ -1,4 +1,5 @@
-"""The KV cache, whole as `kv_cache`: pages as integers (pager, page_table, prefix, eviction), arrays and files.
+"""The KV cache; `kv_cache` is its interface.
 
-The arrays are the arena's (with sizing and memory), the files the store's (store_file, store, store_writer).
+Pages are integers in `page_table`, `prefix` and `group`, arrays in `arena`, and files in `store` and `store_writer`.
+`shapes` says how many pages there are.
 """

@@ -1,10 +1,9 @@
 """The memory of the KV cache: per layer one pool of K pages and one of V pages, allocated once and never grown.
 
 An `Arena` has the pools of one group of layers, a `StateArena` those of all recurrent layers, where a page is the slot
-of one state; `ModelArena` brings those of all groups together, layer by layer. Which page belongs to whom is the
-pager's matter. Operators read and write the pools in place through slots and page tables. On the host the operating
-system gives the memory when a page is first written, so unused pages cost address space only, and pages that are free
-can be given back.
+of one state; `ModelArena` has the pools of all groups, layer by layer. The pager knows who holds which page. Operators
+read and write the pools in place through slots and page tables. On the host the operating system gives the memory when
+a page is first written, so unused pages cost only address space, and free pages can be given back.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ from mlxr.kernels.tensor import (
 
 
 class PoolSet:
-    """Pools that belong together: page number p of a group is the part number p of each of them.
+    """Pools of one group of layers: page p of the group is part p of each pool.
 
-    `page_bytes` is what one page takes over all pools; `nbytes` the whole; `layout` says what the bytes of a page mean:
-    those of equal layouts mean the same.
+    `page_bytes` are the bytes of one page over all pools, `nbytes` those of all pages. Exported pages can be exchanged
+    between pool sets with the same `layout`.
     """
 
     shape: GroupShape
@@ -53,7 +52,7 @@ class PoolSet:
 
     @property
     def is_on_host(self) -> bool:
-        """Whether any thread may read pages; those of a device only the thread that runs the model reads."""
+        """True if any thread may read pages; pages of a device are read only by the thread that runs the model."""
         return is_on_host(self._pools[0])
 
     @property
@@ -62,11 +61,11 @@ class PoolSet:
         raise NotImplementedError
 
     def measure(self, pages: int) -> int:
-        """Bytes of memory that the pools take when `pages` of their pages have been written."""
+        """Return the bytes of memory that the pools take when `pages` of their pages have been written."""
         return sum(measure_written(pool, pages * (pool.nbytes // self.pages)) for pool in self._pools)
 
     def discard(self, pages: Sequence[int]) -> None:
-        """Give the memory of `pages` (ascending) back to the system, where it is the host's; they hold nothing then."""
+        """Give the memory of `pages` (ascending) back to the system if it is the host's; their contents are lost."""
         for start, stop in _find_runs(pages):
             for pool in self._pools:
                 discard_pages(pool, start, stop)
@@ -92,7 +91,7 @@ class PoolSet:
             write_page(pool, page, source[start : start + pool.nbytes // self.pages])
 
     def _parts(self) -> Iterator[tuple[PoolArray, int]]:
-        """Every pool, and where its part of an exported page starts."""
+        """Yield every pool, and the offset of its part in an exported page."""
         start = 0
         for pool in self._pools:
             yield pool, start
@@ -100,7 +99,7 @@ class PoolSet:
 
 
 def _find_runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The first page and the one behind the last of each run of neighbours."""
+    """Yield the first page of each run of neighbours, and the page after its last."""
     for _, run in groupby(enumerate(pages), lambda pair: pair[1] - pair[0]):
         numbers = [page for _, page in run]
         yield numbers[0], numbers[-1] + 1
@@ -109,8 +108,8 @@ def _find_runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
 class Arena(PoolSet):
     """Pools of a group of layers; `k_pools[layer]` and `v_pools[layer]` are (pages, kv_heads, page_size, head_dim).
 
-    `shape` is what every layer keeps of a token, and for how long. Where values are in keys (`value_dim`) both pools
-    are one. Raises SettingError when the system refuses the memory.
+    `shape` says what every layer keeps of a token, and for how long. If values are part of the keys (`value_dim`), both
+    pools are the same. Raises SettingError if the system refuses the memory.
     """
 
     shape: CacheShape
@@ -181,10 +180,11 @@ class StateArena(PoolSet):
 
 
 class ModelArena:
-    """The pools of all layers of a model, in the arenas of its groups; layers that share one have the same.
+    """The pools of all layers of a model, from the arenas of its groups.
 
-    `k_pools[layer]` and `v_pools[layer]` are as in `Arena`, None for a layer without keys and values; `states[layer]`
-    is as in `StateArena`, None for a layer that is not recurrent. `on_copy` hears of copies before they are made.
+    `k_pools[layer]` and `v_pools[layer]` are as in `Arena`, None for a layer without keys and values; layers that share
+    keys and values have the same pools. `states[layer]` is as in `StateArena`, None for a layer that is not recurrent.
+    `on_copy` is called with copies before they are made.
     """
 
     def __init__(self, arenas: Sequence[PoolSet], groups: CacheGroups) -> None:
@@ -213,7 +213,7 @@ class ModelArena:
 
 
 def parse_kv_type(name: str | None) -> KVType | None:
-    """The kv_type setting as the kernels take it, None for the device's own; SettingError for other names."""
+    """Return the kv_type setting for the kernels, None for the device's default; SettingError for other names."""
     match name:
         case None | "bf16" | "f16" | "f32" | "q8":
             return name
@@ -231,11 +231,11 @@ def measure_page_bytes(
     *,
     values_in_keys: bool = False,
 ) -> int:
-    """Bytes of one page over all layers, before an arena exists; measured, since the pools' packing is the kernels'."""
+    """Return the bytes of one page over all layers, measured on a pool of one page, as kernels decide the packing."""
     pools = allocate_pools(ctx, 1, kv_heads, page_size, head_dim, kv_type, values_in_keys=values_in_keys)
     return layers * sum(pool.nbytes for pool in pools[: 1 if values_in_keys else 2])
 
 
 def measure_state_bytes(shape: StatesShape) -> int:
-    """Bytes of one state of all recurrent layers."""
+    """Return the bytes of one state of all recurrent layers."""
     return STATE_BYTES * sum(layer.floats for layer in shape.layers)

@@ -1,9 +1,9 @@
-"""One group of layers in the cache: its pages, who holds them, which tokens they have, and which of them goes first.
+"""One group of layers in the cache: its arena, pager and prefix index, and the order in which its pages are evicted.
 
-A page is free; or held by tables; or cached: held by nobody, indexed, and given up when room is needed. In the group of
-the recurrent layers a page is the slot of a state, and an indexed state is a snapshot. Which page is given up first is
-one function, `rank_page`; around it stands a heap of those that may go: of a linked index leaves only, because a page
-without the pages before it can never be found again. What must be there in all groups at once is `kv_cache`'s matter.
+A page is free, held by tables, or cached: held by nobody, indexed, and evicted when room is needed. In the group of
+the recurrent layers a page is the slot of a state, and an indexed state is a snapshot. `rank_page` decides which page
+is evicted first, and a heap holds the pages that may be evicted. In a linked index these are only leaves, because a
+page is never found without the pages before it. `kv_cache` brings several groups together.
 """
 
 from __future__ import annotations
@@ -26,29 +26,30 @@ Rank = tuple[int, int, int]
 
 
 def rank_page(last_used: int, reuses: int, depth: int, page: int, pages: int, *, passed: bool = False) -> Rank:
-    """Order in which cached pages go, the lowest first; the policy.
+    """Return the rank of a cached page; the lowest is evicted first. This is the cache's eviction policy.
 
-    Least recently used, where each reuse (three at most count) makes a page look as if it had been used one arena of
-    `pages` pages later than it was. So a page that was found again outlives any run of pages touched once that is no
-    longer than the arena, and yet goes when nobody has come for it during a few arenas' worth of work. Among pages let
-    go together the deeper goes first. A page that its sequence has `passed`, as it left the window, looks as if it had
-    been used one arena earlier: the pages at the end of a text, where another may go on, outlive those in its middle.
+    The least recently used page goes first, but each reuse (at most three count) makes a page look as if it had been
+    used one arena of `pages` pages later. So a page that was found again outlives any run of pages touched once that is
+    no longer than the arena, yet it goes if it is not used again while a few arenas' worth of pages are. Of pages
+    released together, the deeper goes first. A page that its sequence has `passed`, because it left the window, looks
+    as if it had been used one arena earlier: the pages at the end of a text, where another may go on, outlive those in
+    its middle.
     """
     return last_used + pages * (min(reuses, MAX_REUSE_CREDIT) - passed), -depth, page
 
 
 class EvictionQueue:
-    """Cached leaves by rank. Pages that are taken again stay in the heap until they come up, and are passed over."""
+    """Cached leaves by rank. Pages that are taken again stay in the heap and are skipped when they come up."""
 
     def __init__(self, pages: int, may_go: Callable[[PrefixEntry], bool]) -> None:
-        """`may_go` tells whether an entry is indexed, cached and a leaf at this moment."""
+        """`may_go` returns True if an entry is indexed, cached and a leaf at this moment."""
         self._pages = pages
         self._may_go = may_go
         self._heap: list[tuple[Rank, int, PrefixEntry]] = []
         self._pushes = 0
 
     def push(self, entry: PrefixEntry) -> None:
-        """`entry` has become a cached leaf, or its rank has changed while it is one."""
+        """Add `entry`, which has become a cached leaf, or whose rank has changed while it is one."""
         self._pushes += 1
         heapq.heappush(self._heap, (self._rank(entry), self._pushes, entry))
         if len(self._heap) > 4 * self._pages + 64:
@@ -58,7 +59,7 @@ class EvictionQueue:
             heapq.heapify(self._heap)
 
     def pop(self) -> PrefixEntry | None:
-        """The page that goes next, or None when no cached leaf is left."""
+        """Remove and return the entry to evict next, or None if no cached leaf is left."""
         while self._heap:
             rank, _, entry = heapq.heappop(self._heap)
             if self._is_current(rank, entry):
@@ -66,7 +67,7 @@ class EvictionQueue:
         return None
 
     def check(self, leaves: Iterable[PrefixEntry]) -> None:
-        """Prove that each of `leaves`, all the cached ones, will come up; raises AssertionError."""
+        """Check that the queue has exactly the `leaves`, which are all cached ones; raises AssertionError."""
         current = {id(entry) for rank, _, entry in self._heap if self._is_current(rank, entry)}
         wanted = {id(entry): entry.page for entry in leaves}
         if current != set(wanted):
@@ -83,11 +84,11 @@ Table = PageTable | StateTable
 
 
 class Snapshot(Enum):
-    """Whether the state that a step leaves is kept as a snapshot of its boundary, and for how long.
+    """The lifetime of the state after a step, as a snapshot of its boundary.
 
-    A `PASSING` one is among the first to go, as it lies in the middle of a text; others may go on from a `LASTING` one.
-    A `TRAILING` one is forgotten at the sequence's next boundary, unless it is found meanwhile, and lasts if the
-    sequence ends before that.
+    A `PASSING` one lies in the middle of a text and is among the first to be evicted; other sequences may well go on
+    from a `LASTING` one. A `TRAILING` one is forgotten at the sequence's next boundary, unless another sequence has
+    found it; if the sequence ends before that, it becomes lasting.
     """
 
     NONE = 0
@@ -97,17 +98,17 @@ class Snapshot(Enum):
 
 
 class GivesUp(Protocol):
-    """Who is told before a page is given up: the writer of the store."""
+    """An object that is told before a page is evicted; `StoreWriter` implements it."""
 
     def evict(self, group: int, key: bytes, page: int, depth: int) -> None:
-        """Page `page` of the group, named `key`, is about to be overwritten."""
+        """Copy page `page` of the group, named `key`, if it is still wanted: it is about to be overwritten."""
 
 
 class CacheGroup:
-    """The pages of `arena` and their books, as group number `number` of a cache.
+    """Group number `number` of a cache: the pages of `arena`, with their pager, index and eviction queue.
 
-    Of a group whose positions see all before them, every page of a text is needed to go on from its end. With a window
-    (`arena.shape.window`), those within the last `window - 1` positions are, and of states the one at the end.
+    To go on from the end of a text, a group without a window needs every page of it, one with a window
+    (`arena.shape.window`) the pages of the last `window - 1` positions, and the group of states the last state.
     """
 
     def __init__(self, arena: PoolSet, number: int = 0) -> None:
@@ -122,18 +123,18 @@ class CacheGroup:
 
     @property
     def available_pages(self) -> int:
-        """Pages that can be had: free ones within the limit, and cached ones, all of which can be given up."""
+        """Pages that can be allocated: free ones within the limit, and cached ones, all of which can be evicted."""
         return self.pager.spare_pages + self.pager.cached_pages
 
     @property
     def written_bytes(self) -> int:
-        """Memory that the pages take now."""
+        """Bytes of memory that the pages take now."""
         return self.arena.measure(self.pager.written_pages)
 
     def limit(self, pages: int, writer: GivesUp | None) -> None:
         """Let at most `pages` pages take memory from now on.
 
-        What is more is given back to the system, cached pages first; held ones stay until they are let go of.
+        Pages beyond that are given back to the system, free ones before cached ones; held ones stay until released.
         """
         pager = self.pager
         pager.limit_pages = pages
@@ -146,7 +147,7 @@ class CacheGroup:
         self.arena.discard(pager.give_back())
 
     def first_needed(self, boundary: int) -> int:
-        """The first page that must be there to go on after `boundary` pages; the others up to there must be, too."""
+        """Return the first page needed to go on after `boundary` pages; all from it to the boundary are needed."""
         return self.arena.shape.first_needed(boundary, self.arena.page_size)
 
     def open_table(self) -> Table:
@@ -154,13 +155,13 @@ class CacheGroup:
         return StateTable(self.pager) if isinstance(self.arena.shape, StatesShape) else PageTable(self.pager)
 
     def commit(self, table: Table, tokens: int) -> None:
-        """Count `tokens` more positions of `table` as written; a state that others have as well is let go of."""
+        """Count `tokens` more positions of `table` as written; release the previous state if it is shared or kept."""
         passed = table.commit(tokens)
         if passed:
             self.drop_holds(passed)
 
     def index_pages(self, table: Table, keys: PageKeys, places: range, snapshot: Snapshot) -> None:
-        """The pages in `places` of `table` have become full; of states the last one is indexed if it is wanted."""
+        """Index the pages at `places` of `table`, which have become full; of states, only the last, as a `snapshot`."""
         if isinstance(table, PageTable):
             for place in places:
                 self.index_page(table, keys, place)
@@ -170,9 +171,9 @@ class CacheGroup:
             self._index_state(table, keys, places[-1], snapshot)
 
     def index_page(self, table: Table, keys: PageKeys, place: int, *, is_brief: bool = False) -> PrefixEntry:
-        """Page number `place` of `table` has become full. If another page holds the same, the table takes that one.
+        """Index the full page at `place` of `table`; if its key is indexed already, the table takes that page instead.
 
-        With `is_brief`, that does not count as a use.
+        With `is_brief`, the clock does not advance and no reuse is counted.
         """
         key, page = keys.chain[place + 1], table.page_at(place)
         entry = self.index.get(key)
@@ -188,7 +189,7 @@ class CacheGroup:
         return entry
 
     def _index_state(self, table: StateTable, keys: PageKeys, place: int, snapshot: Snapshot) -> None:
-        """Keep the state of `table`, which is that after page number `place`."""
+        """Index the state of `table`, which is that after the page at `place`, as a snapshot."""
         known = self.index.get(keys.chain[place + 1])
         entry = self.index_page(table, keys, place, is_brief=snapshot is Snapshot.TRAILING)
         table.trail = entry
@@ -200,7 +201,7 @@ class CacheGroup:
             self._make_lasting(known)
 
     def _forget_trail(self, table: StateTable) -> None:
-        """`table` is at a later boundary: the snapshot that it left at the one before goes, if nobody needs it."""
+        """Forget the trailing snapshot of `table`, now at a later boundary, unless somebody else needs it."""
         entry, table.trail = table.trail, None
         if entry is None or self.index.at(entry.page) is not entry or not entry.trails:
             return
@@ -210,22 +211,22 @@ class CacheGroup:
             self.pager.drop(entry.page)
 
     def _make_lasting(self, entry: PrefixEntry) -> None:
-        """A trailing snapshot becomes one like others."""
+        """Turn a trailing snapshot into a lasting one."""
         entry.trails = 0
         self.index.let_go([entry])
         self.requeue(entry)
 
     def credit(self, table: Table, boundary: int) -> None:
-        """Note that somebody will want to go on after `boundary` pages: the pages needed there count as found once."""
+        """Count the pages needed after `boundary` pages as found once, because a sequence wanted to go on there."""
         for place, page in table.list_full(self.first_needed(boundary)):
             entry = self.index.at(page) if place < boundary else None
             if entry is not None:
                 entry.reuses = max(entry.reuses, 1)
 
     def slide(self, table: Table) -> None:
-        """Let go of what no later position of `table` sees. It may stay cached, and then is among the first to go."""
+        """Release the pages that no later position of `table` sees; if cached, they are among the first to go."""
         if isinstance(table, StateTable):
-            return  # it holds nothing but what is seen
+            return  # it holds nothing else
         passed = table.slide(self.first_needed(table.length_tokens // table.page_size))
         if not passed:
             return
@@ -237,7 +238,7 @@ class CacheGroup:
                 self.requeue(entry)
 
     def keep_last(self, table: Table, keys: PageKeys) -> None:
-        """Keep the last state of `table` at a boundary: whoever comes back for the text may go on from there."""
+        """Keep the last state of `table` at a boundary, so that a sequence with the same text can go on from there."""
         if not isinstance(table, StateTable):
             return
         boundary, rest = divmod(table.length_tokens, table.page_size)
@@ -248,9 +249,9 @@ class CacheGroup:
             self._make_lasting(trail)
 
     def list_lasting(self, table: Table, first: int) -> list[tuple[int, int]]:
-        """The full pages of `table` from number `first` on that are worth storing, each with its place.
+        """Return the full pages of `table` from place `first` on that are worth storing, as (place, page).
 
-        Of states that is the last one, if it is not a trailing snapshot.
+        Of states, that is at most the last snapshot, if it is not a trailing one.
         """
         pages = table.list_full(first)
         if not isinstance(table, StateTable):
@@ -269,7 +270,7 @@ class CacheGroup:
             self.requeue(entry)
 
     def drop_holds(self, pages: Iterable[int]) -> None:
-        """Let go of pages that were held for a moment; when they were last used stays as it was."""
+        """Release pages that were held for a moment, without counting that as a use."""
         pages = list(pages)
         self.pager.release(pages)
         for page in pages:
@@ -283,12 +284,12 @@ class CacheGroup:
             self._queue.push(entry)
 
     def evict(self, wanted_pages: int, cause: EvictionCause, writer: GivesUp | None) -> None:
-        """Give up cached pages until `wanted_pages` are free; there must be enough."""
+        """Evict cached pages until `wanted_pages` are free; there must be enough."""
         while self.pager.spare_pages < wanted_pages:
             self._give_up(cause, writer)
 
     def _give_up(self, cause: EvictionCause, writer: GivesUp | None) -> None:
-        """Give up the cached page that is next."""
+        """Evict the cached page with the lowest rank."""
         entry = self._queue.pop()
         if entry is None:
             raise AssertionError(f"{self.pager.cached_pages} pages are cached and none of them may go")
@@ -303,7 +304,7 @@ class CacheGroup:
             self.requeue(entry.parent)
 
     def stats(self) -> GroupStats:
-        """The group's numbers at this moment."""
+        """Return the group's numbers at this moment."""
         shape = self.arena.shape
         paged = shape if isinstance(shape, CacheShape) else None
         return GroupStats(
@@ -321,9 +322,9 @@ class CacheGroup:
         )
 
     def check(self, tables: Iterable[tuple[Table, PageKeys | None]], lent: Iterable[Sequence[int]] = ()) -> None:
-        """Prove all books of the group, given every table that holds its pages, with its keys; else AssertionError.
+        """Check the group's pager, index and queue against every table that holds its pages; raises AssertionError.
 
-        `lent` are pages that are held beside the tables, each list for as long as somebody reads them.
+        Each table comes with its keys. `lent` are pages that are held besides, each list while somebody reads it.
         """
         tables = list(tables)
         self.pager.check([*(table.held_pages for table, _ in tables), *lent])
@@ -346,7 +347,7 @@ class CacheGroup:
                 self._check_table(table, keys)
 
     def _check_states(self, table: StateTable, keys: PageKeys | None) -> None:
-        """A table has a state when tokens are written; that is a snapshot of its own boundary, if of any."""
+        """Check that a table has a state if tokens are written, and that it is no snapshot of another boundary."""
         if (table.state != RELEASED) != (table.length_tokens > 0):
             raise AssertionError(f"the state after {table.length_tokens} tokens is in slot {table.state}")
         if table.spare != RELEASED and not self.pager.is_own(table.spare):
@@ -359,7 +360,7 @@ class CacheGroup:
             raise AssertionError(f"slot {table.state} is not the snapshot after {table.length_tokens} tokens")
 
     def _check_table(self, table: PageTable, keys: PageKeys | None) -> None:
-        """A table holds what is needed and nothing before it; its full pages are those indexed under its keys."""
+        """Check that a table holds only the pages that are needed, and that its full pages are indexed by its keys."""
         full_pages = table.length_tokens // table.page_size
         if self.pager.pages_for(table.length_tokens) > len(table.pages):
             raise AssertionError(f"{table.length_tokens} tokens are in {len(table.pages)} pages")
@@ -376,7 +377,7 @@ class CacheGroup:
 
 
 def indexed_pages(groups: Iterable[CacheGroup]) -> Mapping[tuple[int, bytes], int]:
-    """The page of every key, by the number of its group."""
+    """Return the page of every (group number, key)."""
     return {(group.number, entry.key): entry.page for group in groups for entry in group.index}
 
 
@@ -385,5 +386,5 @@ def _is_trailing(entry: PrefixEntry | None) -> bool:
 
 
 def _may_go(index: PrefixIndex, pager: Pager, entry: PrefixEntry) -> bool:
-    """Whether `entry` is a cached leaf now."""
+    """Return True if `entry` is a cached leaf now."""
     return not entry.children and index.at(entry.page) is entry and pager.count(entry.page) == 0

@@ -1,14 +1,13 @@
-"""The KV cache as the engine sees it: page tables that start with what is cached and are kept when they end.
+"""The KV cache as the engine sees it: page tables that start with cached pages and leave theirs in the cache.
 
-Brings together the groups of layers (which page holds which tokens, who holds it, which one goes first), the store
-(pages on disk) and the peers (pages that another process has sent). Full pages are indexed as soon as they are written,
-so requests share them while they run. Indexed pages are never written into again. Every group names its pages by the
-same keys, so a boundary between two pages has a name, and each group can be asked what it has there. A text is found up
-to the longest boundary at which every group has what it needs to go on: one whose positions see everything needs all
-pages before it, one with a window the last ones, and the recurrent layers a snapshot of their state there.
+It joins the groups of layers (pages in memory), the store (pages on disk) and the peers (pages that another process has
+sent). Full pages are indexed as soon as they are written, so requests share them while they run; indexed pages are
+never written again. Every group names its pages by the same keys, so each can be asked what it has at a boundary
+between two pages. A text is found up to the longest boundary at which every group has what it needs: a group without a
+window needs all pages before it, one with a window the last pages, and the recurrent layers a snapshot of their state.
 
-Keys, values and states depend on the tokens before them alone, to the bit, so a cached page is as good as a computed
-one. For one thread, except that the store's writer copies indexed pages on its own.
+Keys, values and states depend only on the tokens before them, to the bit, so a cached page is as good as a computed
+one. The cache is used by one thread, except that the store's writer copies indexed pages on its own.
 """
 
 from __future__ import annotations
@@ -32,26 +31,26 @@ CLOSE_TIMEOUT_S = 10.0
 
 
 class Peers(Protocol):
-    """Other processes with the same model, as a cache sees them: pages that they brought, and pages lent to them."""
+    """Other processes with the same model: pages that they have sent to a cache, and pages that it lends to them."""
 
     def contains(self, name: PageName) -> bool:
-        """Tell whether a page of that name was brought and is still here."""
+        """Return True if a page of that name was sent and has not been taken yet."""
 
     def take(self, name: PageName) -> ByteArray | None:
-        """Return the bytes of a page that was brought, which is no longer here then; None if it is not."""
+        """Remove a page that was sent and return its bytes; None if there is none of that name."""
 
     def list_lent(self, group: int) -> Iterable[Sequence[int]]:
-        """List the pages of a group that are held while others read them."""
+        """List the pages of a group that are held while other processes read them."""
 
     def check(self) -> None:
-        """Prove the books of what was brought; raises AssertionError."""
+        """Check that the records of pages that were sent agree; raises AssertionError."""
 
 
 class KVCache:
-    """One per engine. `fingerprint` must differ whenever the same tokens may give other keys and values.
+    """The cache of one engine. `fingerprint` must differ whenever the same tokens may give other keys and values.
 
-    `sharing` False makes it a plain allocator: nothing is indexed, nothing is found, and there can be no store.
-    Where it `is_shared`, pages may also come from `peers`, which a cluster sets.
+    With `sharing` False it is a plain allocator: nothing is indexed, nothing is found, and there can be no store.
+    If it `is_shared`, pages may also come from `peers`, which a cluster sets.
     """
 
     def __init__(
@@ -83,27 +82,27 @@ class KVCache:
 
     @property
     def is_shared(self) -> bool:
-        """Tell whether other processes can make use of these pages."""
+        """True if other processes can use these pages."""
         return self._sharing and bool(self._fingerprint)
 
     @property
     def available_pages(self) -> tuple[int, ...]:
-        """Pages of each group that `prepare` can have: free ones, and cached ones, all of which can be given up."""
+        """Pages of each group that `prepare` can use: free ones, and cached ones, all of which can be evicted."""
         return tuple(group.available_pages for group in self.groups)
 
     def start_keys(self, namespace: bytes = b"", extra: Callable[[int, int], bytes] | None = None) -> PageKeys:
-        """Keys for the pages of a new sequence, which stays their owner: they are computed once, not per look-up.
+        """Return keys for the pages of a new sequence, which keeps them, so that each is computed once.
 
-        `namespace` keeps apart what is computed differently from the same tokens, such as by an adapter; `extra` tells
+        `namespace` must differ if the same tokens are computed differently, such as by an adapter; `extra` identifies
         what single pages have besides their tokens, see `PageKeys`.
         """
         return PageKeys(hash_fields(self._fingerprint, namespace, self._layout), self.page_size, extra)
 
     def open_table(self, tokens: Sequence[int], keys: PageKeys, *, limit_tokens: int) -> SequenceTable:
-        """A table that holds what is cached of tokens[:limit_tokens], from memory, from disk and from peers.
+        """Return a table that holds what is cached of tokens[:limit_tokens], from memory, from disk and from peers.
 
-        Its `length_tokens` says how far that goes. Pages that are not in memory take pages of the arena, which may
-        evict others.
+        Its `length_tokens` is the number of cached tokens. Pages that are not in memory take pages of the arena, which
+        may evict others.
         """
         table = self.open_private_table()
         if not self._sharing:
@@ -126,11 +125,11 @@ class KVCache:
         return table
 
     def open_private_table(self) -> SequenceTable:
-        """An empty table whose pages nobody else will find: they are not indexed, and free when it is released."""
+        """Return an empty table whose pages are never indexed, and become free when it is released."""
         return SequenceTable([group.open_table() for group in self.groups])
 
     def lookup(self, tokens: Sequence[int], keys: PageKeys, *, limit_tokens: int) -> int:
-        """Tokens that `open_table` would find, in memory or on disk; takes and counts nothing."""
+        """Return the number of tokens that `open_table` would find, without taking or counting anything."""
         if not self._sharing:
             return 0
         names = self._name_pages(tokens, keys, limit_tokens)
@@ -146,8 +145,8 @@ class KVCache:
     def prepare(self, table: SequenceTable, tokens: int) -> list[PageCopy]:
         """Make room in `table` for `tokens` more positions, evicting cached pages as needed.
 
-        The copies returned must be done before anything else is written or prepared. Asking twice is the same as
-        asking once. Raises OutOfPages, with nothing changed, when the pages that nobody holds do not suffice.
+        The returned copies must be made before anything else is written or prepared. A second call does nothing. Raises
+        OutOfPages, with nothing changed, if the free and cached pages do not suffice.
         """
         if tokens > 0 and table.has_room(tokens):
             return []
@@ -158,7 +157,7 @@ class KVCache:
         copies = []
         for group, own, missing_pages in zip(self.groups, table.groups, missing, strict=True):
             group.evict(missing_pages, EvictionCause.GROW, self.writer)
-            for copy in own.prepare(tokens):  # of a page that may be full for others, and was this table's last
+            for copy in own.prepare(tokens):  # its source is released, and may be indexed: another table filled it
                 copies.append(replace(copy, group=group.number))
                 if group.pager.notes is not None:
                     group.pager.notes.copied.append((copy.source, copy.target))
@@ -172,10 +171,10 @@ class KVCache:
     ) -> None:
         """Count `tokens` more positions of `table` as written; index and store the pages that became full.
 
-        `token_ids` are all tokens of the sequence from its start, at least as many as are written now. Where another
-        page with the same contents is indexed already, the table changes over to it and its own page returns. Pages go
-        to the store in the background. What no later position sees is let go of. If the tokens end with a page, the
-        state there is kept as a `snapshot`, should one be wanted.
+        `token_ids` are all tokens of the sequence from its start, at least as many as are written now. If a page with
+        the same contents is indexed already, the table takes that page and releases its own. Pages go to the store in
+        the background. Pages that no later position sees are released. If the tokens end at a page's end, the state
+        there is kept as `snapshot` says.
         """
         if len(token_ids) < table.length_tokens + tokens:
             raise ValueError(f"{table.length_tokens + tokens} tokens are written, {len(token_ids)} are given")
@@ -195,9 +194,9 @@ class KVCache:
         return table.fork()
 
     def release(self, table: SequenceTable) -> None:
-        """Give all pages of `table` back: full ones stay cached, and count as used now in the store, too.
+        """Release all pages of `table`. Full ones stay cached, and count as used now, also in the store.
 
-        So does its state at the last boundary, if that is still there.
+        So does its state at the last boundary, if it still exists.
         """
         if table.keys is not None:
             for group, own in zip(self.groups, table.groups, strict=True):
@@ -210,18 +209,18 @@ class KVCache:
 
     @property
     def written_bytes(self) -> int:
-        """Memory that the pages of all groups take now. May be asked for from any thread."""
+        """Bytes of memory that the pages of all groups take now. Any thread may read it."""
         return sum(group.written_bytes for group in self.groups)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the pages that tables hold. May be asked for from any thread."""
+        """Bytes of the pages that tables hold. Any thread may read it."""
         return sum(group.pager.used_pages * group.arena.page_bytes for group in self.groups)
 
     def limit(self, nbytes: int, least_pages: Sequence[int]) -> None:
-        """Let the pages take at most `nbytes` of memory, as far as each group may have its `least_pages`.
+        """Let the pages take at most `nbytes` of memory, but leave each group its number of `least_pages`.
 
-        What is written beyond that goes back to the system, except for what tables hold.
+        Pages beyond that are given back to the system, except those that tables hold.
         """
         share = nbytes / sum(group.arena.nbytes for group in self.groups)
         for group, least in zip(self.groups, least_pages, strict=True):
@@ -229,7 +228,7 @@ class KVCache:
             group.limit(pages, self.writer)
 
     def forget_peak(self) -> None:
-        """Let the most pages ever held be those that are held now."""
+        """Reset the peak of held pages to those that are held now."""
         for group in self.groups:
             group.pager.peak_pages = group.pager.used_pages
 
@@ -253,9 +252,9 @@ class KVCache:
         return None if self.writer is None else self.writer.stats()
 
     def read_names(self, *, whole: bool = False) -> NameChanges:
-        """Which names of pages came and went since the last call; if `whole` or at the first, all there are.
+        """Return the keys of pages that were added and removed since the last call; at the first, or if `whole`, all.
 
-        They are those of the first group whose pages all lie before one another, else of the first group.
+        They are those of the first group without a window; if there is none, of the first group.
         """
         index = next((group.index for group in self.groups if group.is_linked), self.groups[0].index)
         changes, index.changes = index.changes, {}
@@ -265,16 +264,16 @@ class KVCache:
         return NameChanges(came, [key for key, is_there in changes.items() if not is_there], whole=False)
 
     def flush(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
-        """Wait until all full pages are on disk; False when that took longer than `timeout_s`."""
+        """Wait until all full pages are on disk; return False if that takes longer than `timeout_s`."""
         return self.writer is None or self.writer.flush(timeout_s)
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Write what is waiting for the store, for at most `timeout_s`, and end the writer. The cache stays usable."""
+        """Write waiting pages to the store for at most `timeout_s`, and end the writer. The cache stays usable."""
         if self.writer is not None:
             self.writer.close(timeout_s)
 
     def check(self, tables: Iterable[SequenceTable]) -> None:
-        """Prove all books, given every table that holds pages; raises AssertionError saying what is wrong."""
+        """Check all parts of the cache against every table that holds pages; AssertionError says what is wrong."""
         tables = list(tables)
         for table in tables:
             if len({own.length_tokens for own in table.groups}) > 1:
@@ -291,11 +290,11 @@ class KVCache:
             self.writer.check(indexed_pages(self.groups))
 
     def _name_pages(self, tokens: Sequence[int], keys: PageKeys, limit_tokens: int) -> list[bytes]:
-        """The keys of the full pages of tokens[:limit_tokens]."""
+        """Return the keys of the full pages of tokens[:limit_tokens]."""
         return keys.cover(tokens, min(limit_tokens, len(tokens)) // self.page_size)
 
     def _find(self, names: Sequence[bytes], limit_pages: int) -> Boundary:
-        """The longest boundary at which every group has what it needs, in memory, on disk or brought by peers."""
+        """Return the longest boundary at which every group has what it needs in memory, on disk or from peers."""
         indexes, store, peers = [group.index for group in self.groups], self.store, self.peers
 
         def has(group: int, place: int) -> bool:
@@ -308,9 +307,9 @@ class KVCache:
         return find_boundary(self.groups, has, limit_pages)
 
     def _fill(self, table: SequenceTable, names: Sequence[bytes], boundary: int) -> tuple[int, int]:
-        """Let `table` hold what is needed to go on after `boundary` pages, or fewer if not all can be read from disk.
+        """Let `table` hold what is needed to go on after `boundary` pages, or fewer if not all can be had.
 
-        Returns how many pages of tokens had to be read, at least in part, and how many others came from peers.
+        Returns the number of pages of tokens read from disk, at least in part, and of those that came from peers.
         """
         held: list[dict[int, int]] = [{} for _ in self.groups]  # by place, the page that is held for the table
         found: list[list[PrefixEntry]] = [[] for _ in self.groups]
@@ -338,9 +337,9 @@ class KVCache:
         found: list[list[PrefixEntry]],
         restored: dict[int, bool],
     ) -> int | None:
-        """Hold what a boundary needs, first the pages in memory, then the others; returns one that cannot be had.
+        """Hold what a boundary needs, first the pages in memory, then the others; return a place that cannot be had.
 
-        `restored` gets the places of the others, and whether all that was lacking there came from peers.
+        `restored` gets the places of the others, with True if everything that was lacking there came from peers.
         """
         for group, pages, entries in zip(self.groups, held, found, strict=True):
             for place in range(group.first_needed(boundary), boundary):
@@ -362,7 +361,7 @@ class KVCache:
         return None
 
     def _restore(self, group: CacheGroup, names: Sequence[bytes], place: int) -> int | None:
-        """A page from peers or from disk, held once; None if it is not there, or nothing can be evicted for it."""
+        """Return a page loaded from peers or disk, held once; None if it is not there or there is no room for it."""
         if not group.available_pages:
             return None
         group.evict(1, EvictionCause.RESTORE, self.writer)
@@ -388,7 +387,7 @@ class KVCache:
     def _index_pages(
         self, table: SequenceTable, keys: PageKeys, token_ids: Sequence[int], first: int, snapshot: Snapshot
     ) -> None:
-        """The pages of `table` from number `first` on have become full."""
+        """Index the pages of `table` from place `first` on, which have become full, and offer them to the writer."""
         keys.cover(token_ids, table.full_pages)
         for group, own in zip(self.groups, table.groups, strict=True):
             group.index_pages(own, keys, range(first, table.full_pages), snapshot)
@@ -398,7 +397,7 @@ class KVCache:
             self.writer.offer(self._describe(table, first), table.opened_ns)
 
     def _describe(self, table: SequenceTable, first: int = 0) -> list[tuple[PageName, int, int]]:
-        """Name, page and depth of the full pages of `table` from number `first` on, as the writer wants them."""
+        """Return (name, page, depth) of the full pages of `table` from place `first` on, for the writer."""
         if table.keys is None:
             return []
         names = table.keys.chain

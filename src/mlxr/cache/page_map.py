@@ -1,7 +1,7 @@
-"""The map of a cache's pages while somebody watches: who holds each, and how far it is on its way to disk.
+"""The map of a cache's pages while somebody watches: who holds each page, and whether it is on disk yet.
 
-The books of each group note what changes (`PageNotes`), and the store the names of pages whose place changes, both only
-while there is a map. A reading looks at these pages alone, however many others there are. For the engine's thread.
+While there is a map, each group notes the pages that change (`PageNotes`), and the store the names of pages whose place
+changes. A reading looks at these pages only. Only the engine's thread uses this module.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mlxr.core.stats import PageMap, PageRecord, StorePlace, make_code
 
 
 class CacheMap:
-    """The pages of a cache, from now until `close`; one at a time."""
+    """The map of a cache's pages, kept up to date until `close`; a cache has one map at most."""
 
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
@@ -23,10 +23,10 @@ class CacheMap:
         for group in cache.groups:
             group.pager.notes = PageNotes()
         self._codes = [self._compute_codes(group) for group in cache.groups]
-        self._told: list[bytes | None] = [None] * len(cache.groups)  # the codes as told last, if nothing has changed
+        self._told: list[bytes | None] = [None] * len(cache.groups)  # the codes last returned; None if they changed
 
     def read(self) -> list[PageMap]:
-        """The maps of all groups, with what happened since the last time."""
+        """Return the maps of all groups, with the evictions and copies since the last reading."""
         names = None if self._cache.store is None else self._cache.store.touched
         while names:
             number, key = names.pop()  # the writer's thread adds more
@@ -36,14 +36,14 @@ class CacheMap:
         return [self._read_group(group) for group in self._cache.groups]
 
     def close(self) -> None:
-        """End the map; nothing is noted any more."""
+        """End the map; changes are no longer noted."""
         for group in self._cache.groups:
             group.pager.notes = None
         if self._cache.store is not None:
             self._cache.store.touched = None
 
     def check(self) -> None:
-        """Prove that the codes are those of the pages, right after a reading; raises AssertionError."""
+        """Check, right after a reading, that the codes are those of the pages; raises AssertionError."""
         for group, codes in zip(self._cache.groups, self._codes, strict=True):
             for page, (known, code) in enumerate(zip(codes, self._compute_codes(group), strict=True)):
                 if known != code:
@@ -71,7 +71,7 @@ class CacheMap:
         )
 
     def _compute_codes(self, group: CacheGroup) -> bytearray:
-        """The code of each page."""
+        """Return the code of each page."""
         codes = group.pager.list_holders()
         for entry in group.index:
             codes[entry.page] = make_code(codes[entry.page], _find_place(self._cache, group, entry.page))
@@ -79,7 +79,7 @@ class CacheMap:
 
 
 def describe_page(cache: KVCache, number: int, page: int) -> PageRecord | None:
-    """One page of a group in full, its sequences aside; None if there is no such page."""
+    """Return all that is known of one page of a group, except its sequences; None if there is no such page."""
     if not (0 <= number < len(cache.groups) and 0 <= page < cache.groups[number].pager.pages):
         return None
     group = cache.groups[number]

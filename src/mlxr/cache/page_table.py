@@ -1,19 +1,18 @@
-"""Pages as integers: which are free, how many holders the others have, and which make up a sequence, in order.
+"""Pages as integers: reference counts and free pages (`Pager`), and the pages of a sequence in order (tables).
 
-`Pager` counts holders. Pages go out by `allocate` with one holder, gain holders by `retain`, lose them by `release`,
-and are free again when the last one lets go; unless somebody asked to `keep` what lies in the page: then it stays
-cached, without holders, until it is retained again or dropped. A page is written from the time when it first goes out
-until it is given back to the system; pages that were written before go out first, so the arena takes no more memory
-than needed.
+`allocate` hands out pages with one holder each, `retain` adds a holder, `release` removes one. A page without holders
+is free, unless `keep` was called for its contents: then it stays cached, without holders, until it is retained again or
+dropped. A page is written from the time when it is first handed out until it is given back to the system. Pages that
+were written before are handed out first, so the arena takes no more memory than needed.
 
-In a table position p lies in page p // page_size. It is filled in two moves: `prepare` makes room for the next
-positions, `commit` counts them once their keys and values are really written, so that a step that failed halfway can be
-repeated or dropped. `fork` shares the pages; a page that is shared, or whose contents are kept, is copied when one of
-its holders is about to write into it, and `prepare` tells which.
+In a table, position p lies in page p // page_size. A table is filled in two moves: `prepare` makes room for the next
+positions, and `commit` counts them once their keys and values are really written. So a step that failed halfway can be
+repeated or dropped. `fork` shares the pages. If a holder is about to write into a page that is shared, or whose
+contents are kept, the page is copied first, and `prepare` returns that copy.
 
-A `PageTable` is that of one group of layers. Where positions see a window only, `slide` gives back the pages before it;
-their places stay, and hold RELEASED. A `StateTable` is that of the recurrent layers: it holds the slot with the state
-after all written positions, and while a step is prepared the slot that the step writes; `commit` exchanges them. A
+A `PageTable` has the pages of one group of layers. If positions see only a window, `slide` gives back the pages before
+it; their places stay, and hold RELEASED. A `StateTable` has the slots of the recurrent layers: one with the state after
+all written positions and, while a step is prepared, one that the step writes; `commit` exchanges them. A
 `SequenceTable` has the tables of all groups, which grow together.
 """
 
@@ -27,11 +26,11 @@ from mlxr.cache.prefix import PageKeys, PrefixEntry
 from mlxr.core.errors import OutOfPages
 from mlxr.core.stats import Holder
 
-MAX_NOTES = 1024  # of a kind in a group between two readings
+MAX_NOTES = 1024  # evictions, and copies, that a group notes between two readings
 
 
 class PageNotes:
-    """Collects what happened to the pages of one group since the last look; exists while somebody watches."""
+    """The changes to the pages of one group since the last reading; exists only while somebody watches."""
 
     def __init__(self) -> None:
         self.touched: set[int] = set()  # pages whose holders, or whose place on the way to disk, may have changed
@@ -42,8 +41,8 @@ class PageNotes:
 class Pager:
     """Free list and reference counts of `pages` pages with `page_size` token positions each.
 
-    At most `limit_pages` are written at one time; where more are already, none besides. `notes` are
-    there while somebody watches.
+    At most `limit_pages` are written at one time; if more are written already, no other page is. `notes` is None
+    unless somebody watches.
     """
 
     def __init__(self, pages: int, page_size: int) -> None:
@@ -86,26 +85,26 @@ class Pager:
         return sum(count > 1 for count in self._counts)
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that `tokens` token positions fill, the last one perhaps in part."""
+        """Return the number of pages that `tokens` positions take; the last page may be filled in part."""
         return -(-tokens // self.page_size)
 
     def count(self, page: int) -> int:
-        """Return how many hold `page`."""
+        """Return the number of holders of `page`."""
         return self._counts[self._known(page)]
 
     def is_kept(self, page: int) -> bool:
-        """Return True for a page whose contents are kept, so that nobody may write into it any more."""
+        """Return True if the contents of `page` are kept, so that nobody may write into it any more."""
         return self._kept[self._known(page)]
 
     def find_holder(self, page: int) -> Holder:
-        """Tell who holds `page`, if anybody."""
+        """Return the kind of holder that `page` has."""
         count = self._counts[page]
         if count:
             return Holder.PRIVATE if count == 1 else Holder.SHARED
         return Holder.CACHED if self._kept[page] else Holder.FREE
 
     def list_holders(self) -> bytearray:
-        """`find_holder` of every page, as fast as Python has it."""
+        """Return the code of `find_holder` for every page, in a form that is fast in Python."""
         cached = Holder.CACHED.value
         return bytearray(
             (cached if kept else 0) if not count else 1 if count == 1 else 2
@@ -117,7 +116,7 @@ class Pager:
         return self._counts[self._known(page)] <= 1 and not self._kept[page]
 
     def allocate(self, pages: int) -> list[int]:
-        """Take `pages` free pages, each with one holder. All or none: raises OutOfPages when fewer are free."""
+        """Take `pages` free pages, each with one holder. Raises OutOfPages, taking none, if fewer are free."""
         if pages < 0:
             raise ValueError(f"cannot allocate {pages} pages")
         if pages > self.spare_pages:
@@ -130,7 +129,7 @@ class Pager:
         return taken
 
     def retain(self, pages: Iterable[int]) -> None:
-        """One more holder for each of `pages`; all must be held or cached, and nothing changes if one is not."""
+        """Add a holder to each of `pages`. Raises ValueError, with nothing changed, if one of them is free."""
         pages = list(pages)
         for page in pages:
             if self._counts[self._known(page)] == 0 and not self._kept[page]:
@@ -142,9 +141,9 @@ class Pager:
         self.peak_pages = max(self.peak_pages, self.used_pages)
 
     def release(self, pages: Iterable[int]) -> None:
-        """One holder less for each of `pages`; those without any become cached if they are kept, free otherwise.
+        """Remove a holder from each of `pages`; a page without any becomes cached if it is kept, otherwise free.
 
-        Nothing changes if one has too few holders.
+        Raises ValueError, with nothing changed, if a page has too few holders.
         """
         pages = list(pages)
         for page, times in Counter(pages).items():
@@ -164,7 +163,7 @@ class Pager:
         self._note([page])
 
     def drop(self, page: int) -> None:
-        """Keep the contents of `page` no longer; it becomes free if it is cached."""
+        """Stop keeping the contents of `page`; it becomes free if nobody holds it."""
         if not self._kept[self._known(page)]:
             raise ValueError(f"page {page} is not kept and cannot be dropped")
         self._kept[page] = False
@@ -174,7 +173,7 @@ class Pager:
         self._note([page])
 
     def give_back(self) -> list[int]:
-        """Count the free pages as not written any more; returns those that were, ascending."""
+        """Count all free pages as not written any more; return those that were written, ascending."""
         pages, self._free = sorted(self._free), []
         self._fresh = sorted([*self._fresh, *pages], reverse=True)
         return pages
@@ -184,16 +183,16 @@ class Pager:
             self.notes.touched.update(pages)
 
     def _leave(self, page: int) -> None:
-        """The last holder of `page` has gone."""
+        """Count `page` as cached or free, now that its last holder has gone."""
         if self._kept[page]:
             self.cached_pages += 1
         else:
             self._free.append(page)
 
     def check(self, holders: Iterable[Iterable[int]] | None = None) -> None:
-        """Prove the books: every page is either free, once, or held, or cached. Raises AssertionError naming the page.
+        """Check that every page is free once, or held, or cached. Raises AssertionError naming the page.
 
-        With `holders` (the page lists of everybody who holds pages), every count must equal what they hold.
+        With `holders` (the page lists of everybody who holds pages), every count must equal their number.
         """
         free = Counter([*self._free, *self._fresh])
         held = None if holders is None else Counter(page for pages in holders for page in pages)
@@ -252,25 +251,25 @@ class PageTable:
         return self.pages[self.first :]
 
     def count_held(self) -> int:
-        """How many pages the table holds."""
+        """Return the number of pages that the table holds."""
         return len(self.pages) - self.first
 
     def missing_pages(self, tokens: int) -> int:
-        """Pages that `prepare` would allocate for `tokens` more positions, copies included."""
+        """Return the number of pages that `prepare` would allocate for `tokens` more positions, copies included."""
         missing = max(0, self._pager.pages_for(self.length_tokens + tokens) - len(self.pages))
         return missing + (tokens > 0 and self._shared_tail() is not None)
 
     def has_room(self, tokens: int) -> bool:
-        """Whether `prepare` would have nothing to do for `tokens` more positions, of which there is one at least."""
+        """Return True if `prepare` would have nothing to do for `tokens` (at least 1) more positions."""
         pages, (index, offset) = self.pages, divmod(self.length_tokens, self._pager.page_size)
         if self.length_tokens + tokens > len(pages) * self._pager.page_size:
             return False
         return not offset or self._pager.is_own(pages[index])
 
     def prepare(self, tokens: int) -> list[PageCopy]:
-        """Make room to write `tokens` more positions; returns the copies to do first (see PageCopy).
+        """Make room to write `tokens` more positions; return the copies to do first (see PageCopy).
 
-        Asking twice is the same as asking once. Raises OutOfPages, with nothing changed, when pages are missing.
+        A second call does nothing. Raises OutOfPages, with nothing changed, if there are too few free pages.
         """
         fresh = self._pager.allocate(self.missing_pages(tokens))
         shared = self._shared_tail() if tokens > 0 else None
@@ -283,9 +282,10 @@ class PageTable:
         return copies
 
     def _shared_tail(self) -> int | None:
-        """Index of the half-written last page if it is not this table's alone; no other page can be written again.
+        """Return the index of the half-written last page if this table must copy it before it writes; else None.
 
-        A page may be half-written here and full, hence kept, for a twin that went on writing into it.
+        No other page can be written again. The page may be half-written here, but full and so kept for a fork that
+        went on writing into it.
         """
         index, offset = divmod(self.length_tokens, self.page_size)
         if not offset:
@@ -293,39 +293,39 @@ class PageTable:
         return None if self._pager.is_own(self.pages[index]) else index
 
     def commit(self, tokens: int) -> list[int]:
-        """Count `tokens` more positions as written; `prepare` must have made room. Nothing is released by it."""
+        """Count `tokens` more positions as written; `prepare` must have made room. Returns no pages to release."""
         if self._pager.pages_for(self.length_tokens + tokens) > len(self.pages):
             raise ValueError(f"{tokens} tokens after {self.length_tokens} do not fit in {len(self.pages)} pages")
         self.length_tokens += tokens
         return []
 
     def take(self, pages: Mapping[int, int], first: int, boundary: int) -> None:
-        """Begin with what is cached of `boundary` pages: `pages` by their places, from `first` on."""
+        """Begin with `boundary` cached pages: `pages` has those from place `first` on, by place."""
         self.pages = [pages.get(place, RELEASED) for place in range(boundary)]
         self.first, self.length_tokens = first, boundary * self.page_size
 
     def page_at(self, place: int) -> int:
-        """The page in a place."""
+        """Return the page at `place`."""
         return self.pages[place]
 
     def change_page(self, place: int, page: int) -> None:
-        """Hold another page with the same contents in a place; the caller counts holders."""
+        """Put another page with the same contents at `place`; the caller counts holders."""
         self.pages[place] = page
 
     def list_full(self, first: int) -> list[tuple[int, int]]:
-        """The full pages that the table holds from number `first` on, each with its place."""
+        """Return the full pages that the table holds from place `first` on, as (place, page)."""
         places = range(max(first, self.first), self.length_tokens // self.page_size)
         return [(place, self.pages[place]) for place in places]
 
     def slide(self, first: int) -> list[int]:
-        """Forget the pages before number `first`, all of them full; returns those that are the caller's to release."""
+        """Forget the pages before place `first`, all of them full; return those that the caller must release."""
         passed = self.pages[self.first : first]
         self.pages[self.first : first] = [RELEASED] * len(passed)
         self.first = max(self.first, first)
         return passed
 
     def fork(self) -> PageTable:
-        """A table with the same written positions, on the same pages."""
+        """Return a table with the same written positions, on the same pages."""
         twin = PageTable(self._pager)
         twin.pages = self.pages[: self._pager.pages_for(self.length_tokens)]
         twin.length_tokens, twin.first = self.length_tokens, self.first
@@ -340,12 +340,11 @@ class PageTable:
 
 
 class StateTable:
-    """The slots of one sequence: `state` is that after `length_tokens` written positions, `spare` the next one to
-    write.
+    """The slots of one sequence: `state` has the state after `length_tokens` positions, `spare` is written next.
 
-    Either is RELEASED when there is none: at the start of a sequence the state is one of zeros, in no slot. A state
-    that others hold as well, or whose contents are kept, is read as well as any other: a step writes elsewhere in any
-    case. `trail` is the snapshot that was left at the last boundary; it is not held.
+    Either is RELEASED if there is none: a sequence starts with a state of zeros, in no slot. A step never writes into
+    the slot that it reads, so a state may be shared or kept. `trail` is the snapshot left at the last boundary; the
+    table does not hold it.
     """
 
     def __init__(self, pager: Pager) -> None:
@@ -356,7 +355,7 @@ class StateTable:
 
     @property
     def page_size(self) -> int:
-        """Token positions in a page of the other groups, whose ends are the boundaries at which states may be kept."""
+        """Token positions in a page of the other groups; states may be kept at the ends of such pages."""
         return self._pager.page_size
 
     @property
@@ -370,21 +369,21 @@ class StateTable:
         return self.pages
 
     def count_held(self) -> int:
-        """How many slots the table holds."""
+        """Return the number of slots that the table holds."""
         return len(self.pages)
 
     def missing_pages(self, tokens: int) -> int:
-        """Slots that `prepare` would allocate for `tokens` more positions."""
+        """Return the number of slots that `prepare` would allocate for `tokens` more positions."""
         return int(tokens > 0 and self.spare == RELEASED)
 
     def has_room(self, _tokens: int) -> bool:
-        """Whether `prepare` would have nothing to do for `tokens` more positions, of which there is one at least."""
+        """Return True if `prepare` would have nothing to do for `tokens` (at least 1) more positions."""
         return self.spare != RELEASED
 
     def prepare(self, tokens: int) -> list[PageCopy]:
-        """Have a slot that the next `tokens` positions can be written to; nothing is ever copied.
+        """Make sure that there is a slot for the state after `tokens` more positions; nothing is ever copied.
 
-        Asking twice is the same as asking once. Raises OutOfPages, with nothing changed, when no slot is free.
+        A second call does nothing. Raises OutOfPages, with nothing changed, if no slot is free.
         """
         if self.missing_pages(tokens):
             (self.spare,) = self._pager.allocate(1)
@@ -393,7 +392,8 @@ class StateTable:
     def commit(self, tokens: int) -> list[int]:
         """Count `tokens` more positions as written, in the slot that was prepared for them.
 
-        The state before is the next slot to write if it is this table's alone; if not it is the caller's to release.
+        If the slot of the previous state is this table's alone, it is written next; if not, it is returned, and the
+        caller must release it.
         """
         if tokens > 0 and self.spare == RELEASED:
             raise ValueError(f"{tokens} tokens after {self.length_tokens} have no slot for their state")
@@ -409,35 +409,35 @@ class StateTable:
         return []
 
     def find_next(self) -> int:
-        """The slot that the step after the next one will write; RELEASED where that is not known.
+        """Return the slot that the step after the next one will write; RELEASED if that is not known.
 
-        It is the one with the state now, if that is this table's alone, and nobody will go on from there even if the
-        next step fails.
+        It is the slot of the present state, if that is this table's alone and not at a boundary, where it could be
+        kept.
         """
         is_lasting = self.state == RELEASED or not self.length_tokens % self.page_size
         return RELEASED if is_lasting or not self._pager.is_own(self.state) else self.state
 
     def take(self, pages: Mapping[int, int], _first: int, boundary: int) -> None:
-        """Begin with what is cached of `boundary` pages: the slot that `pages` has in the last place."""
+        """Begin with the cached state after `boundary` pages: `pages` has its slot at the last place."""
         self.state = pages.get(boundary - 1, RELEASED)
         self.length_tokens = boundary * self.page_size
 
     def page_at(self, place: int) -> int:
-        """The slot of the state after the page in a place; RELEASED if the table has gone on from there."""
+        """Return the slot of the state after the page at `place`; RELEASED if the table has gone on from there."""
         return self.state if self.length_tokens == (place + 1) * self.page_size else RELEASED
 
     def change_page(self, _place: int, page: int) -> None:
-        """Hold another slot with the same state; the caller counts holders."""
+        """Take another slot with the same state; the caller counts holders."""
         self.state = page
 
     def list_full(self, first: int) -> list[tuple[int, int]]:
-        """The state, if it is a snapshot at the boundary after page number `first` or later, with its place."""
+        """Return the state as [(place, slot)] if it is a snapshot after page `first` or a later one; else nothing."""
         boundary, rest = divmod(self.length_tokens, self.page_size)
         is_snapshot = not rest and boundary > first and self._pager.is_kept(self.state)
         return [(boundary - 1, self.state)] if is_snapshot else []
 
     def fork(self) -> StateTable:
-        """A table with the same state, which both may read and neither writes; a trailing snapshot trails both."""
+        """Return a table with the same state, which both read and neither writes; both share a trailing snapshot."""
         twin = StateTable(self._pager)
         twin.state, twin.length_tokens = self.state, self.length_tokens
         if self.trail is not None and self.trail.trails:
@@ -456,10 +456,10 @@ class StateTable:
 class SequenceTable:
     """The tables of one sequence, one for each group, at least one; all have the same positions written.
 
-    `keys` belong to the prefix index: they name the full pages, and may know more pages than are written; None without
-    an index. `paged` are the tables of groups that have pages, `states` that of the recurrent layers. `sought_pages` is
-    how far some group knew the sequence when the table was opened, if that was further than all groups did. `opened_ns`
-    belongs to the store: all pages of a table count as used then while it grows.
+    `keys` name the full pages in the prefix index, and may name more pages than are written; None without an index.
+    `paged` are the tables of groups that have pages, `states` that of the recurrent layers. `sought_pages` is set if,
+    when the table was opened, some group had more of the sequence's pages in the cache than all groups had in common:
+    the number of pages up to there, else 0. The store counts pages as used at `opened_ns` while the table grows.
     """
 
     def __init__(self, groups: Sequence[PageTable | StateTable], keys: PageKeys | None = None) -> None:
@@ -487,20 +487,20 @@ class SequenceTable:
 
     @property
     def holds_pages(self) -> bool:
-        """Whether any page is held."""
+        """True if any page is held."""
         return any(table.pages for table in self.groups)
 
     @property
     def held_pages(self) -> tuple[int, ...]:
-        """How many pages are held in each group."""
+        """The number of pages held in each group."""
         return tuple(table.count_held() for table in self.groups)
 
     def has_room(self, tokens: int) -> bool:
-        """Whether every group has room for `tokens` more positions, of which there is one at least."""
+        """Return True if every group has room for `tokens` (at least 1) more positions."""
         return all(table.has_room(tokens) for table in self.groups)
 
     def fork(self) -> SequenceTable:
-        """A table with the same written positions, on the same pages."""
+        """Return a table with the same written positions, on the same pages."""
         keys = None if self.keys is None else self.keys.fork(self.full_pages)
         twin = SequenceTable([table.fork() for table in self.groups], keys)
         twin.opened_ns, twin.sought_pages = self.opened_ns, self.sought_pages

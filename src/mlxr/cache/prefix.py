@@ -1,11 +1,10 @@
-"""Which page holds the keys and values of which tokens: the index that finds the pages a new prompt can share.
+"""The prefix index, which finds the cached pages that a new prompt can share.
 
 A full page is named by a chained hash of all tokens up to its end, so equal names mean equal contents, to the bit, and
-one look-up per page finds the longest run. Pages are integers here and their contents unknown; who holds them is the
-pager's matter. Each group of layers has an index of its own pages; what all of them have at a boundary is found by the
-same key, and `find_boundary` seeks the longest one at which every group has what it needs. The index of a group that
-needs all pages is `linked`, that is closed upwards: a page's predecessor is indexed as long as the page is. Where a
-window is enough, pages stand for themselves.
+one look-up per page finds the longest run. Pages are integers here; the pager knows who holds them. Each group of
+layers has an index of its own pages. All groups use the same keys, and `find_boundary` finds the longest prefix, in
+whole pages, for which every group has what it needs. If a group needs all pages of a prefix, its index is `linked`: a
+page is indexed only while the page before it is. If a window is enough, each page stands alone.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ MAX_CHANGES = 1 << 16
 
 
 def hash_fields(*fields: bytes) -> bytes:
-    """BLAKE2b-256 of `fields` with their lengths, so that no two lists of fields give the same text."""
+    """Return BLAKE2b-256 of `fields` and their lengths, so that different lists of fields hash different bytes."""
     digest = hashlib.blake2b(digest_size=KEY_BYTES)
     for field in fields:
         digest.update(struct.pack("<Q", len(field)))
@@ -30,12 +29,12 @@ def hash_fields(*fields: bytes) -> bytes:
 
 
 class PageKeys:
-    """The keys of the full pages of one sequence. Each is computed once, and they stay when the pages go.
+    """The keys of the full pages of one sequence. Each is computed once; they outlive the pages.
 
     `chain` has the key before the first page, then that of each page: key_i = BLAKE2b-256(key_(i-1) ‖ the page's tokens
-    as little-endian int32). Tokens are only ever added to a sequence, so a key never changes. Of a page from its first
-    token to before another one `extra` may tell what these tokens do not; that follows them, and keys so made are of
-    another kind.
+    as little-endian int32). Tokens are only ever added to a sequence, so a key never changes. `extra(start, stop)` may
+    return bytes that identify what the tokens in that range do not, such as images; they are hashed after the tokens,
+    and such keys never equal keys without them.
     """
 
     def __init__(self, root: bytes, page_size: int, extra: Callable[[int, int], bytes] | None = None) -> None:
@@ -43,7 +42,7 @@ class PageKeys:
         self.chain = [root]
 
     def cover(self, tokens: Sequence[int], pages: int) -> list[bytes]:
-        """The keys of the first `pages` pages, all of them full of `tokens`, the sequence's own from its start."""
+        """Return the keys of the first `pages` pages; `tokens` are the sequence's, and fill all these pages."""
         for page in range(len(self.chain) - 1, pages):
             ids = tokens[page * self._page_size : (page + 1) * self._page_size]
             packed = struct.pack(f"<{self._page_size}i", *ids)
@@ -55,7 +54,7 @@ class PageKeys:
         return self.chain[1 : pages + 1]
 
     def fork(self, pages: int) -> PageKeys:
-        """Keys of a sequence that has the first `pages` pages in common and may go on otherwise."""
+        """Return the keys of a sequence that has the first `pages` pages in common and may then differ."""
         twin = PageKeys(self.chain[0], self._page_size, self._extra)
         twin.chain = self.chain[: pages + 1]
         return twin
@@ -63,7 +62,7 @@ class PageKeys:
 
 @dataclass(frozen=True, slots=True)
 class NameChanges:
-    """Keys of pages that came and went between two readings; if `whole`, `added` are all there are."""
+    """Keys of pages that were added and dropped between two readings; if `whole`, `added` are all keys there are."""
 
     added: list[bytes]
     dropped: list[bytes]
@@ -72,12 +71,12 @@ class NameChanges:
 
 @dataclass(slots=True, eq=False)
 class PrefixEntry:
-    """An indexed page. `depth` counts the pages before it, `children` the indexed pages that go on from it.
+    """An indexed page. `depth` counts the pages before it, `children` the indexed pages directly after it.
 
     `last_used` is the index's clock when the page was last taken or let go, `reuses` how often it was found. A page is
-    `passed` when the last one to let go of it went on computing without it, since it had left the window. `trails`
-    counts the sequences that have a state behind them as a trailing snapshot, which is to be forgotten when all of them
-    are a page further; it is 0 as soon as the snapshot is one like others.
+    `passed` if the last sequence to let go of it went on without it, since the page had left the window. `trails`
+    counts the sequences for which this is a trailing snapshot, that is one to forget when all of them are a page
+    further; it is 0 for any other entry.
     """
 
     key: bytes
@@ -94,8 +93,8 @@ class PrefixEntry:
 class PrefixIndex:
     """Entries by key and by page. The clock counts pages as they are added or found, not time.
 
-    While somebody wants to know, `changes` has the keys that came (True) or went (False) since it was emptied, without
-    those that did both; otherwise it is None. It becomes None when it has grown to MAX_CHANGES.
+    While somebody reads it, `changes` has the keys that were added (True) or removed (False) since it was emptied,
+    without those that were both; otherwise it is None. It becomes None when it has more than MAX_CHANGES keys.
     """
 
     def __init__(self, *, linked: bool = True) -> None:
@@ -112,17 +111,17 @@ class PrefixIndex:
         return iter(self._by_key.values())
 
     def get(self, key: bytes) -> PrefixEntry | None:
-        """The entry named `key`, if there is one."""
+        """Return the entry named `key`, if there is one."""
         return self._by_key.get(key)
 
     def at(self, page: int) -> PrefixEntry | None:
-        """The entry of `page`, if it is indexed."""
+        """Return the entry of `page`, if it is indexed."""
         return self._by_page.get(page)
 
     def add(self, key: bytes, parent_key: bytes, page: int, depth: int, *, is_brief: bool = False) -> PrefixEntry:
         """Index `page` as `key`, after `depth` pages, of which the last is named `parent_key`.
 
-        The clock does not count one that `is_brief`, which is to be forgotten soon.
+        The clock does not count a page that will be forgotten soon (`is_brief`).
         """
         if key in self._by_key or page in self._by_page:
             raise ValueError(f"page {page} or its key is indexed already")
@@ -152,7 +151,7 @@ class PrefixIndex:
             entry.passed = False
 
     def remove(self, entry: PrefixEntry) -> None:
-        """Forget `entry`; ValueError while other pages go on from it."""
+        """Forget `entry`. Raises ValueError while pages after it are indexed."""
         if entry.children:
             raise ValueError(f"page {entry.page} is before {entry.children} other pages and cannot be forgotten")
         del self._by_key[entry.key], self._by_page[entry.page]
@@ -171,7 +170,7 @@ class PrefixIndex:
             self.changes = None
 
     def check(self) -> None:
-        """Prove that keys, pages, parents and children agree; raises AssertionError."""
+        """Check that keys, pages, parents and children agree; raises AssertionError."""
         children: dict[bytes, int] = {}
         for key, entry in self._by_key.items():
             if entry.key != key or self._by_page.get(entry.page) is not entry:
@@ -193,21 +192,21 @@ class PrefixIndex:
 
 
 class Needs(Protocol):
-    """Names what the index asks a group for."""
+    """The parts of a group that `find_boundary` reads; `CacheGroup` implements it."""
 
     @property
     def is_linked(self) -> bool:
-        """Return True if a boundary needs all pages before it."""
+        """True if a boundary needs all pages before it."""
 
     def first_needed(self, boundary: int) -> int:
-        """The first of the pages before `boundary` that are needed to go on from there."""
+        """Return the first of the pages before `boundary` that are needed to go on from there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """All groups have what they need after `pages` pages; one of them had it after `sought_pages`, at least as many.
+    """A prefix of `pages` pages for which all groups have what they need; some group has it for `sought_pages`.
 
-    `short_group` is the number of the group that did not, if one did not.
+    `sought_pages` is at least `pages`; if it is more, `short_group` is the number of a group that lacks pages.
     """
 
     pages: int
@@ -216,10 +215,10 @@ class Boundary:
 
 
 def find_boundary(groups: Sequence[Needs], has: Callable[[int, int], bool], limit_pages: int) -> Boundary:
-    """The longest boundary of at most `limit_pages`; `has` tells whether a group has a page, both by number.
+    """Return the longest boundary of at most `limit_pages`; `has(group, page)` is True if that group has that page.
 
-    Groups that need all pages are scanned from the start, then the others backwards from where those end: a page that
-    is lacking there rules out all boundaries that need it, and the next one to try is just before it.
+    Groups that need all pages are scanned from the start, then the others backwards from the end of those. A page that
+    is lacking there rules out all boundaries that need it, so the next boundary to try is just before it.
     """
     runs = {}
     for number, group in enumerate(groups):

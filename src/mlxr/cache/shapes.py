@@ -1,16 +1,16 @@
-"""What the layers of a model keep of the tokens, the groups that follow from it, and how many pages each group gets.
+"""Shapes of the KV cache: what each layer keeps, the groups that follow from it, and how many pages each group gets.
 
 All of it is integers.
 
-A model says for each of its layers how its keys and values look, or its recurrent state. Layers whose keys and values
-look alike form a group: they have one page table, one arena and one budget, and their pages come and go together. All
-recurrent layers form one group more, the last one: a sequence has one state of all of them. All groups have the same
-page size in tokens; the bytes of a page are each group's own.
+A model gives the shape of each layer's keys and values, or of its recurrent state. Layers with equal shapes of keys and
+values form a group: they have one page table, one arena and one budget, and their pages come and go together. All
+recurrent layers form one more group, the last one: a sequence has one state for all of them. All groups have the same
+page size in tokens, but the bytes of a page differ.
 
-How many pages each arena gets follows from a setting in bytes or in pages, or from what the context needs and memory
-allows. The groups of a model share one budget. A group that keeps everything needs pages for all tokens, one with a
-window for the last ones of each sequence, for what one step adds, and for the ends of texts that were computed before.
-Recurrent layers need slots for the states of the sequences that run, and for snapshots at boundaries of cached texts.
+The number of pages of each arena follows from a setting in bytes or in pages, or from what the context needs and memory
+allows. The groups of a model share one budget. A group without a window needs pages for all tokens; one with a window
+for the last tokens of each sequence, the tokens of one step, and the ends of cached texts. Recurrent layers need slots
+for the states of running sequences, and for snapshots at boundaries of cached texts.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from mlxr.core.errors import ModelError, SettingError
 class CacheShape:
     """Keys and values of a layer: `kv_heads` vectors of `head_dim` each, for all positions or the last ones.
 
-    With a `window` w, position p sees p - w + 1 to p, so older positions need not be kept. With a `value_dim` values
-    are the last so many numbers of the keys, which alone are kept (latent attention).
+    With a `window` w, position p sees p - w + 1 to p, so older positions need not be kept. With `value_dim`, only keys
+    are kept, and their last `value_dim` numbers are the values (latent attention).
     """
 
     kv_heads: int
@@ -42,7 +42,7 @@ class CacheShape:
 
     @property
     def is_linked(self) -> bool:
-        """Whether a page is of use only together with all pages before it."""
+        """True if a page can be used only together with all pages before it."""
         return self.window is None
 
     @property
@@ -51,16 +51,16 @@ class CacheShape:
         return 1
 
     def first_needed(self, boundary: int, page_size: int) -> int:
-        """The first page that positions from page `boundary` on may see; all before it can go."""
+        """Return the first page that positions from page `boundary` on may see; earlier pages can be released."""
         return 0 if self.window is None else max(0, boundary * page_size - self.window + 1) // page_size
 
     def count_resting(self, tokens: int, page_size: int) -> int:
-        """Most pages that a sequence holds while it grows to `tokens` tokens one by one."""
+        """Return the most pages that a sequence holds while it grows to `tokens` tokens one by one."""
         pages = -(-tokens // page_size)
         return pages if self.window is None else min(pages, 1 - (1 - self.window) // page_size)
 
     def count_peak(self, tokens: int, chunk_tokens: int, page_size: int) -> int:
-        """Most pages that a sequence holds while it grows to `tokens` tokens, `chunk_tokens` in one step."""
+        """Return the most pages that a sequence holds while it grows to `tokens` tokens, `chunk_tokens` in a step."""
         resting = self.count_resting(tokens, page_size)
         if self.window is None:
             return resting
@@ -69,16 +69,16 @@ class CacheShape:
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
-    """The state of a recurrent layer: so many f32 numbers, for a sequence as a whole; what they mean is its matter."""
+    """The state of a recurrent layer: `floats` numbers in f32 for a whole sequence. The layer gives them meaning."""
 
     floats: int
 
 
 @dataclass(frozen=True, slots=True)
 class StatesShape:
-    """The state of all recurrent `layers` of a model. A sequence has it in a slot, which stands for a page.
+    """The state of all recurrent `layers` of a model. A sequence has it in a slot, which counts as a page.
 
-    A step reads one slot and writes another, so a sequence that runs holds two of them, however long it is.
+    A step reads one slot and writes another, so a running sequence of any length holds two.
     """
 
     layers: tuple[StateShape, ...]
@@ -88,7 +88,7 @@ class StatesShape:
 
     @property
     def is_linked(self) -> bool:
-        """Whether a state is of use only together with those before it."""
+        """False: a state can be used without those before it."""
         return False
 
     @property
@@ -97,15 +97,15 @@ class StatesShape:
         return LIVE_SLOTS
 
     def first_needed(self, boundary: int, _page_size: int) -> int:
-        """The state after `boundary` pages stands in the place of the last of them, and is all that is needed."""
+        """Return the place of the last page before `boundary`: the state there is all that is needed."""
         return max(0, boundary - 1)
 
     def count_resting(self, tokens: int, _page_size: int) -> int:
-        """Most slots that a sequence holds while it grows to `tokens` tokens one by one."""
+        """Return the most slots that a sequence holds while it grows to `tokens` tokens one by one."""
         return LIVE_SLOTS if tokens > 0 else 0
 
     def count_peak(self, tokens: int, _chunk_tokens: int, _page_size: int) -> int:
-        """Most slots that a sequence holds while it grows to `tokens` tokens, `chunk_tokens` in one step."""
+        """Return the most slots that a sequence holds while it grows to `tokens` tokens, `chunk_tokens` in a step."""
         return LIVE_SLOTS if tokens > 0 else 0
 
 
@@ -126,12 +126,12 @@ class PagesAndState:
 
 LayerCache = CacheShape | StateShape | SharedWith | PagesAndState | None  # None: the layer keeps nothing
 GroupShape = CacheShape | StatesShape
-LIVE_SLOTS = 2  # of a sequence that runs: the state that a step reads, and the one that it writes
+LIVE_SLOTS = 2  # slots of a running sequence: the one that a step reads, and the one that it writes
 
 
 @dataclass(frozen=True, slots=True)
 class CachePlace:
-    """Where the keys and values of a layer are, or its state: in pool `index` of group `group`."""
+    """The place of a layer's keys and values, or of its state: pool number `index` of group number `group`."""
 
     group: int
     index: int
@@ -139,10 +139,10 @@ class CachePlace:
 
 @dataclass(frozen=True, slots=True)
 class CacheGroups:
-    """`shapes` of the groups, how many `pools` each has, and for each layer the place of its keys and values, if it has
-    some, and that of its state.
+    """The groups of a model: their `shapes`, and the number of `pools` (layers) of each.
 
-    Groups of pages come first; that of states is the last one, if there is one.
+    For each layer, `places` has the place of its keys and values, and `states` that of its state; None if it has none.
+    Groups of pages come first; the group of states, if there is one, is the last.
     """
 
     shapes: tuple[GroupShape, ...]
@@ -157,9 +157,10 @@ class CacheGroups:
 
 
 def form_groups(layers: Sequence[LayerCache]) -> CacheGroups:
-    """The groups of a model's layers, in the order in which their first layers stand, the states last.
+    """Return the groups of a model's layers, in the order of their first layers, states last.
 
-    Raises ModelError for a layer that shares with none before it, and for a model that keeps nothing.
+    Raises ModelError if a layer shares the keys and values of a layer that is not before it or has none, and if no
+    layer keeps anything.
     """
     places, pools = _place_pages([_part_pages(layer) for layer in layers])
     kept = [_part_state(layer) for layer in layers]
@@ -187,7 +188,7 @@ def _part_state(layer: LayerCache) -> StateShape | None:
 def _place_pages(
     layers: Sequence[CacheShape | SharedWith | None],
 ) -> tuple[tuple[CachePlace | None, ...], dict[CacheShape, int]]:
-    """The place of each layer's keys and values, and how many pools each shape has."""
+    """Return the place of each layer's keys and values, and the number of pools of each shape."""
     pools: dict[CacheShape, int] = {}
     places: list[CachePlace | None] = []
     groups = list(dict.fromkeys(layer for layer in layers if isinstance(layer, CacheShape)))
@@ -209,16 +210,17 @@ def _place_pages(
 
 FREE_MEMORY_PERCENT = 50  # the rest is left to activations, logits, the system and other programs
 MAX_SLOTS = 2**31 - 1  # slots travel to the kernels as int32
-ENDS_SHARE = 1 / 8  # of the pages that sequences hold in a window, kept for the ends of earlier texts
-RUNNING_SHARE = 1 / 8  # of a context is what a sequence has on average, when slots for states are counted
-STATES_ALONE_SHARE = 1 / 8  # of a context lies between two snapshots, where nothing else is kept to compare them with
+ENDS_SHARE = 1 / 8  # pages for the ends of earlier texts, as a share of the pages that sequences hold in a window
+RUNNING_SHARE = 1 / 8  # average length of a sequence as a share of the context, for counting slots for states
+STATES_ALONE_SHARE = 1 / 8  # distance of snapshots as a share of the context, in models that cache only states
 
 
 @dataclass(frozen=True, slots=True)
 class PageNeeds:
-    """Needs of the groups of a model when `sequences` of `context_tokens` run, with steps of `step_tokens` tokens.
+    """Pages that the groups of a model need if `sequences` of `context_tokens` run, with steps of `step_tokens` tokens.
 
-    There is room for one snapshot of the recurrent layers' state for every `snapshot_pages` pages of tokens, or none.
+    There is room for one snapshot of the recurrent layers' state for every `snapshot_pages` pages of tokens; for none
+    if it is None.
     """
 
     shapes: Sequence[GroupShape]
@@ -234,14 +236,14 @@ class PageNeeds:
         return self.sequences * self._context_pages
 
     def count_pages(self, token_pages: int) -> tuple[int, ...]:
-        """Pages of each group for so many pages of tokens, which the sequences have evenly.
+        """Return the pages of each group for `token_pages` pages of tokens, shared evenly by the sequences.
 
-        Beyond whole contexts for all sequences, there are more of them.
+        If these are more than whole contexts for all sequences, more sequences are assumed.
         """
         return tuple(self._count_group(shape, token_pages) for shape in self.shapes)
 
     def compare_bytes(self, page_bytes: Sequence[int]) -> tuple[int, int]:
-        """Bytes of all that the sequences need, and of as much without windows; `page_bytes` are each group's."""
+        """Return the bytes that the sequences need, and those without windows; `page_bytes` has a number per group."""
         needed = self.count_pages(self.most_pages)
         without = (
             pages if isinstance(shape, StatesShape) else self.most_pages
@@ -254,7 +256,7 @@ class PageNeeds:
         return -(-self.context_tokens // self.page_size)
 
     def _count_slots(self, token_pages: int) -> int:
-        """Two for each sequence that runs in so many pages of tokens, and those for snapshots."""
+        """Return the slots for `token_pages` pages of tokens: two for each running sequence, and those of snapshots."""
         running = min(self.sequences, -(-token_pages // max(1, int(self._context_pages * RUNNING_SHARE))))
         snapshots = 0 if self.snapshot_pages is None else -(-token_pages // self.snapshot_pages)
         return LIVE_SLOTS * running + snapshots
@@ -281,12 +283,12 @@ def choose_pages(
     available_bytes: int | None,
     available_percent: int = FREE_MEMORY_PERCENT,
 ) -> tuple[int, ...]:
-    """Pages of each group's arena, whose pages take `page_bytes`.
+    """Return the number of pages of each group's arena; `page_bytes` are the bytes of a page of each.
 
-    `arena_bytes` is for all groups together; `pages` is taken as it is, by groups with a window as far as they need so
-    many; only one of them may be given. Without either, what full use needs, bounded by `available_percent` of
-    `available_bytes`. Raises SettingError where `arena_bytes` are more than are free, where not even one page fits, or
-    where slots would not fit in 32 bits.
+    `arena_bytes` is for all groups together. `pages` is for each group; groups with a window get fewer if they need
+    fewer. Only one of the two may be given. Without either, the result is what full use needs, within
+    `available_percent` of `available_bytes`. Raises SettingError if `arena_bytes` are more than are free, if not even
+    one page fits, or if slots do not fit in 32 bits.
     """
     if not 1 <= available_percent <= 100:
         raise SettingError(f"arena_percent: must be from 1 to 100, got {available_percent}")
@@ -319,7 +321,7 @@ def choose_pages(
 def _split_bytes(
     room_bytes: int, page_bytes: Sequence[int], needs: PageNeeds, most_pages: int | None
 ) -> tuple[int, ...]:
-    """Pages of each group in `room_bytes`: as many pages of tokens as fit, and no more than `most_pages`."""
+    """Return the pages of each group in `room_bytes`, for as many pages of tokens as fit, at most `most_pages`."""
 
     def count_bytes(pages: Sequence[int]) -> int:
         return sum(count * size for count, size in zip(pages, page_bytes, strict=True))
@@ -351,10 +353,10 @@ def _check_pages(pages: int, page_size: int, setting: str) -> None:
 
 
 def space_snapshots(page_bytes: Sequence[int], needs: PageNeeds, snapshot_percent: int) -> int | None:
-    """Pages of tokens for which there is one snapshot, so that these take at most `snapshot_percent` of the cache.
+    """Return the pages of tokens per snapshot, so that snapshots take at most `snapshot_percent` of the cache.
 
-    None for a model without recurrent layers; where they are all that is kept, a part of the context. Raises
-    SettingError.
+    That is None for a model without recurrent layers, and a fixed share of the context for one without any other.
+    Raises SettingError if the percentage is not from 1 to 90.
     """
     if not 1 <= snapshot_percent <= 90:
         raise SettingError(f"snapshot_percent: must be from 1 to 90, got {snapshot_percent}")

@@ -1,11 +1,11 @@
 """Pages on disk: content-addressed files in a folder, bounded in bytes, for this process and those that come later.
 
-Each model has a folder of its own inside the store's folder, each page a file named by its key and, where a model has
-several groups of layers, the group it belongs to. Who writes when is `store_writer`'s matter. A page that is not right
-in every bit is dropped, counted and never served. When the system refuses to write, writing stops for good with one
-warning, and everything else goes on. Several processes may share a folder: each bounds it by what it sees, and looks
-again before it removes anything. Removal is least recently used first over all models in the folder, by modification
-time: whoever writes or uses a page stamps it with the time less its depth in microseconds, so the deeper go first.
+Each model has its own folder inside the store's folder. Each page is a file named by its key and, if the model has
+several groups of layers, by its group. `store_writer` decides when to write. A page that is not right in every bit is
+dropped, counted and never used. If the system refuses to write, writing stops for good with one warning, and everything
+else goes on. Several processes may share a folder: each bounds it by what it sees, and looks again before it removes
+anything. The least recently used files of all models in the folder are removed first, by modification time: a process
+that writes or uses a page sets that to the time less the page's depth in microseconds, so deeper pages go first.
 
 The file of a page has a little-endian header, then the page's bytes as the arena exports them:
 
@@ -15,13 +15,13 @@ The file of a page has a little-endian header, then the page's bytes as the aren
 | 4 | version of the format |
 | 4 | reserved, zero |
 | 8 | bytes of the page |
-| 32 | model: hash of whatever the page's contents depend on besides tokens |
+| 32 | model: hash of everything that the page's contents depend on besides tokens |
 | 32 | key: chained hash of the tokens up to the page's end, and the name of the file |
 | 32 | BLAKE2b-256 of all of the above and of the page's bytes |
 
 It is written under a temporary name and renamed when it is complete, so a process that dies leaves a temporary file at
-worst. Nothing is synchronised to the disk: what a power cut leaves behind a rename is caught by the checksum. A page
-that travels from one process to another has the same form.
+worst. Nothing is synchronised to the disk: the checksum finds a file that a power cut has left incomplete. A page that
+is sent from one process to another has the same format.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ HEADER_BYTES = _FIELDS.size + DIGEST_BYTES
 
 
 class EntryError(Exception):
-    """The file is not the page that was wanted; `cause` says in which way."""
+    """The file is not the page that was wanted, for the reason `cause`."""
 
     def __init__(self, cause: StoreDrop) -> None:
         self.cause = cause
@@ -101,7 +101,7 @@ def pack_header(model: bytes, key: bytes, payload: ByteArray) -> bytes:
 
 
 def read_header(header: bytes) -> tuple[bytes, bytes, int]:
-    """The model, the key and the bytes of the page that a header speaks of, none of it proved.
+    """Return the model, the key and the number of payload bytes that a header names, unverified.
 
     Raises EntryError unless it is a header of this version.
     """
@@ -111,7 +111,7 @@ def read_header(header: bytes) -> tuple[bytes, bytes, int]:
 
 
 def prove_entry(header: bytes, payload: ByteArray) -> None:
-    """Raise EntryError unless header and page are as they were written."""
+    """Raise EntryError unless the digest in the header is that of header and page."""
     if _digest(header[: _FIELDS.size], payload) != header[_FIELDS.size :]:
         raise EntryError(StoreDrop.DAMAGED)
 
@@ -128,7 +128,7 @@ def check_version(fields: bytes) -> None:
 
 
 def name_misfit(path: Path) -> StoreDrop:
-    """Why a file whose size is wrong is not a page of ours: another version, or cut short, or not ours at all."""
+    """Return why a file of the wrong size is no page of ours: another version, half-written, damaged or unreadable."""
     try:
         with path.open("rb") as file:
             check_version(file.read(_FIELDS.size))
@@ -140,7 +140,7 @@ def name_misfit(path: Path) -> StoreDrop:
 
 
 def remove_file(path: Path) -> bool:
-    """Remove a file; whether it is gone, by us or by others."""
+    """Remove a file; return True if it is gone, even if another process removed it."""
     try:
         path.unlink(missing_ok=True)
     except OSError:
@@ -160,7 +160,7 @@ def _write_all(descriptor: int, data: memoryview) -> None:
 
 
 def _read_all(descriptor: int, target: memoryview) -> int:
-    """Fill `target` as far as the file goes; the bytes read."""
+    """Fill `target` as far as the file goes; return the number of bytes read."""
     filled = 0
     while filled < len(target) and (count := os.readv(descriptor, [target[filled:]])):
         filled += count
@@ -168,7 +168,7 @@ def _read_all(descriptor: int, target: memoryview) -> int:
 
 
 def allocate_payload(page_bytes: int) -> ByteArray:
-    """Room for the bytes of one page."""
+    """Return an array for the bytes of one page."""
     return np.empty(page_bytes, dtype=np.uint8)
 
 
@@ -179,7 +179,7 @@ TEMPORARY_SUFFIX = ".part"
 PAGE_NAME = re.compile(r"([0-9a-f]{64})(?:-([1-9][0-9]{0,3}))?\.page")
 PageName = tuple[int, bytes]  # the number of a group, and a key
 FOLDER_NAME = re.compile(r"[0-9a-f]{32}")
-ROOM_SHARE = 1 / 16  # of the bound is freed at a time, so that the folder is not read again for every page
+ROOM_SHARE = 1 / 16  # share of the bound that is freed at a time, so that the folder is not scanned for every page
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ def name_groups(model: bytes, groups: int) -> tuple[bytes, ...]:
 class PageStore:
     """Pages of one model in `folder`, at most `max_bytes` together with those of other models there.
 
-    Made without touching the disk; `open` is told which model it is for. Safe for one reading and one writing thread.
+    Only `open`, which names the model, touches the disk. One thread may read while another writes.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -207,7 +207,7 @@ class PageStore:
             raise ValueError(f"a store needs room for bytes, got {max_bytes}; for none, have no store")
         self.folder, self.max_bytes = Path(folder), max_bytes
         self._own = self.folder  # this model's folder, once open
-        self._models: tuple[bytes, ...] = ()  # what the files of each group say they belong to
+        self._models: tuple[bytes, ...] = ()  # the model's name in the files of each group
         self._entry_bytes: tuple[int, ...] = ()
         self._payloads: tuple[ByteArray, ...] = ()
         self._names: set[PageName] = set()
@@ -222,13 +222,14 @@ class PageStore:
 
     @property
     def writable(self) -> bool:
-        """Whether pages are still taken."""
+        """True while pages can be written."""
         return self._writable
 
     def open(self, model: bytes, payload_bytes: Sequence[int]) -> None:
-        """Find the pages of `model` (32 bytes), each of the `payload_bytes` of its group.
+        """Find the pages of `model` (32 bytes); `payload_bytes` are the bytes of a page of each group.
 
-        Leftovers of processes that died and files of a wrong size are removed. Never raises for what the disk does.
+        Leftovers of processes that died and files of a wrong size are removed. Errors of the disk are not raised:
+        writing stops.
         """
         self._models = name_groups(model, len(payload_bytes))
         self._entry_bytes = tuple(HEADER_BYTES + size_bytes for size_bytes in payload_bytes)
@@ -260,16 +261,16 @@ class PageStore:
             )
 
     def contains(self, name: PageName) -> bool:
-        """Whether a page of that name is there, as far as can be told without reading it."""
+        """Return True if a page of that name is known; its file is not read."""
         return name in self._names
 
     def read(self, name: PageName) -> ByteArray | None:
-        """The bytes of the page of that name, proved right; valid until the next `read`. None if it is not there."""
+        """Return the verified bytes of the page of that name, valid until the next `read`; None if it is not there."""
         payload = self._payloads[name[0]] if name in self._names else None
         return payload if payload is not None and self.read_into(name, payload) else None
 
     def read_into(self, name: PageName, payload: ByteArray) -> bool:
-        """Read the page of that name into `payload`, which has its size; whether it is there, and proved right.
+        """Read the page of that name into `payload`, which has its size; return True if it is there and verified.
 
         Any thread may call this.
         """
@@ -292,7 +293,7 @@ class PageStore:
         return True
 
     def write(self, name: PageName, payload: ByteArray, stamp_ns: int) -> bool:
-        """Store a page, removing others for it as the bound demands; whether it is there now."""
+        """Store a page, removing others if the bound demands it; return True if it was written."""
         if not self._writable:
             self.count_drop(StoreDrop.UNWRITABLE)
             return False
@@ -305,7 +306,7 @@ class PageStore:
             write_entry(temporary, path, self._models[group], key, payload, stamp_ns)
         except OSError as error:
             self.count_drop(StoreDrop.UNWRITABLE)
-            if not isinstance(error, FileNotFoundError):  # else: somebody tidied up meanwhile
+            if not isinstance(error, FileNotFoundError):  # else: another process removed the folder meanwhile
                 self._stop_writing(error)
             return False
         with self._lock:
@@ -316,7 +317,7 @@ class PageStore:
         return True
 
     def touch(self, name: PageName, stamp_ns: int) -> None:
-        """Note that the page of that name was used; a page that is gone meanwhile is forgotten."""
+        """Note that the page of that name was used; if its file is gone, forget it."""
         try:
             os.utime(self._path(name), ns=(stamp_ns, stamp_ns))
         except FileNotFoundError:
@@ -325,7 +326,7 @@ class PageStore:
             self._stop_writing(error)
 
     def note(self, *names: PageName) -> None:
-        """The places of pages may have changed, if that is of interest to anybody."""
+        """Note that the places of pages may have changed, if somebody watches."""
         touched = self.touched
         if touched is not None:
             touched.update(names)
@@ -352,7 +353,7 @@ class PageStore:
             )
 
     def check(self) -> None:
-        """Prove that the bound holds for the pages known of; raises AssertionError."""
+        """Check that the known pages are within the bound; raises AssertionError."""
         if self._writable and self._total_bytes > self.max_bytes:
             raise AssertionError(f"{self._total_bytes} bytes are stored, {self.max_bytes} may be")
         if self._own_bytes != sum(self._entry_bytes[group] for group, _ in self._names):
@@ -367,7 +368,7 @@ class PageStore:
         return self._own / (key.hex() + (f"-{group}" if group else "") + SUFFIX)
 
     def _forget(self, name: PageName) -> None:
-        """A page is no longer there."""
+        """Forget a page whose file is gone."""
         with self._lock:
             if name in self._names:
                 self._names.discard(name)
@@ -375,7 +376,7 @@ class PageStore:
         self.note(name)
 
     def _remove_leftovers(self) -> None:
-        """Remove and count what processes that died have left half-written.
+        """Remove and count the half-written files of processes that died.
 
         A process that is writing right now only loses that page: it notices, and goes on.
         """
@@ -384,7 +385,7 @@ class PageStore:
                 self.count_drop(StoreDrop.HALF_WRITTEN)
 
     def _scan_own(self) -> Iterator[_File]:
-        """Pages of this model that are sound by name and size; others are removed and counted."""
+        """Yield the pages of this model with a valid name and size; remove and count others."""
         for file in _scan_folder(self._own):
             if file.path.suffix != SUFFIX:
                 continue
@@ -397,21 +398,21 @@ class PageStore:
                 self.count_drop(cause)
 
     def _scan_others(self) -> Iterator[_File]:
-        """Files of other models. Folders of any other name are not ours to look into."""
+        """Yield the files of other models; folders that are not named like a model's are left alone."""
         for name in os.listdir(self.folder):
             if FOLDER_NAME.fullmatch(name) and name != self._own.name:
                 with suppress(OSError):  # a folder that may not be read counts as empty
                     yield from _scan_folder(self.folder / name)
 
     def _parse_name(self, file_name: str) -> PageName | None:
-        """The page that a file is named by, if it can be one of this model's."""
+        """Return the name of the page in a file, if it can be one of this model's."""
         match = PAGE_NAME.fullmatch(file_name)
         if match is None or (group := int(match[2] or 0)) >= len(self._entry_bytes):
             return None
         return group, bytes.fromhex(match[1])
 
     def _adopt(self, files: list[_File]) -> None:
-        """Know exactly the pages that `files` are."""
+        """Set the known pages to those of `files`."""
         names = {name for file in files if (name := self._parse_name(file.path.name)) is not None}
         with self._lock:
             self.note(*(self._names ^ names))
@@ -419,7 +420,7 @@ class PageStore:
             self._own_bytes = sum(self._entry_bytes[group] for group, _ in names)
 
     def _make_room(self, more_bytes: int = 0) -> None:
-        """See to it that `more_bytes` keep within the bound; raises OSError."""
+        """Remove files until `more_bytes` more fit within the bound; raises OSError."""
         if self._total_bytes + more_bytes <= self.max_bytes:
             return
         own, others = list(self._scan_own()), list(self._scan_others())
@@ -437,7 +438,7 @@ class PageStore:
             self._foreign_bytes = sum(file.size_bytes for file in others if file.path.exists())
 
     def _restore_folder(self) -> None:
-        """Begin again where somebody has removed the folder; raises OSError when it cannot be made."""
+        """Make the folder again, empty, if it has been removed; raises OSError if it cannot be made."""
         if not self._own.is_dir():
             self._own.mkdir(parents=True, exist_ok=True)
             self._adopt([])
@@ -445,7 +446,7 @@ class PageStore:
                 self._foreign_bytes = 0
 
     def _drop(self, name: PageName, cause: StoreDrop) -> None:
-        """Forget and remove a page that must not be served; the first of each cause is warned of."""
+        """Forget and remove a page that must not be used; log a warning for the first of each cause."""
         removed = remove_file(self._path(name))
         self._forget(name)
         self.count_drop(cause)
@@ -456,7 +457,7 @@ class PageStore:
         )
 
     def _stop_writing(self, error: Exception) -> None:
-        """No page is written from now on; said once."""
+        """Write no more pages, and log that once."""
         self._writable = False
         self._warn(
             StoreDrop.UNWRITABLE, f"pages are no longer stored in {self.folder}: {error}; answers are not affected"
@@ -472,7 +473,7 @@ class PageStore:
 
 
 def _scan_folder(folder: Path) -> Iterator[_File]:
-    """Pages and half-written pages in `folder`, by their names; files that vanish meanwhile are left out."""
+    """Yield files in `folder` named like pages or half-written pages, without those that vanish meanwhile."""
     with os.scandir(folder) as items:
         for item in items:
             if item.name.endswith((SUFFIX, TEMPORARY_SUFFIX)) and item.is_file(follow_symlinks=False):

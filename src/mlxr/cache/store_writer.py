@@ -1,11 +1,11 @@
-"""Takes pages from the arena to the store in the background, so that no step waits for a disk.
+"""A thread that writes pages from the arena to the store in the background, so that no step waits for a disk.
 
 Pages are offered when they become full, and again when a sequence lets go of them. They are copied only when their turn
-comes; an indexed page never changes, so all that must be prevented is that it is given up at that very moment. A page
-that must leave the arena before its turn is copied aside, as long as there is room for that. What finds no room is
-dropped and counted: a slow disk costs cached pages, never time and never memory. Pages of a device are read by the
-engine's thread alone, so all of them are copied aside, a bounded number at a time; while sequences run, that thread
-spends a small share of its time on it.
+comes: an indexed page never changes, so it must only not be evicted during the copy. A page that must leave the arena
+before its turn is copied aside, as long as there is room for that. If there is no room, the page is dropped and
+counted: a slow disk costs cached pages, never time and never memory. Only the engine's thread reads pages of a device,
+so these are all copied aside, a bounded number at a time; while sequences run, that thread spends a small share of its
+time on it.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class _Waiting:
 
 
 class StoreWriter:
-    """One thread that writes pages of `arenas` to `store`, oldest offer first. Its methods are for the engine's thread.
+    """One thread that writes pages of `arenas` to `store`, oldest offer first; the engine's thread calls its methods.
 
-    The arenas are those of the groups, which all lie on one device. At most `max_queued_pages` wait, at most
-    `max_aside_bytes` of them as copies.
+    `arenas` has one arena for each group, all on one device. At most `max_queued_pages` wait, at most `max_aside_bytes`
+    of them as copies.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class StoreWriter:
             self._max_aside_bytes = max(self._largest_bytes, max_aside_bytes)  # there is no other way for them
         self._waiting: dict[PageName, _Waiting] = {}  # in order of offer
         self._aside_bytes = 0
-        self._rest_end_s = 0.0  # until then the engine's thread copies nothing beside its work
+        self._rest_end_s = 0.0  # until then `advance` copies nothing
         self._writing: PageName | None = None  # the page that the thread has taken, if any
         self._is_closing = False
         self._changed = Condition()
@@ -72,9 +72,9 @@ class StoreWriter:
         return self._arenas[0].is_on_host
 
     def offer(self, pages: Iterable[tuple[PageName, int, int]], now_ns: int, *, released: bool = False) -> None:
-        """Ask for pages, given as (name, page, depth), to be written, or stamped as used where they are stored.
+        """Queue pages, given as (name, page, depth), to be written, or stamped as used if they are stored already.
 
-        A page is offered as soon as it is full and once more when it is `released`: if there is no room for it then
+        A page is offered as soon as it is full, and again when it is `released`; if there is no room for it then
         either, it counts as dropped.
         """
         with self._changed:
@@ -88,7 +88,7 @@ class StoreWriter:
             self._changed.notify_all()
 
     def advance(self) -> None:
-        """Copy aside a page that waits on a device, if it is time; nothing to do for an arena on the host."""
+        """Copy aside one page that waits on a device, if it is time for that; do nothing for an arena on the host."""
         if self._is_on_host or not self._waiting:
             return
         start_s = time.monotonic()
@@ -101,11 +101,11 @@ class StoreWriter:
         self._rest_end_s = end_s + (end_s - start_s) / COPY_SHARE
 
     def evict(self, group: int, key: bytes, page: int, depth: int) -> None:
-        """`page` is about to be given up: returns when nobody reads it any more. Its contents may be copied aside."""
+        """Copy `page` aside if it is not stored yet and there is room; the caller may overwrite it afterwards."""
         name = group, key
         with self._changed:
             waiting = self._waiting.pop(name, None)
-            if waiting is None:  # stored already as a rule; if not, the queue was full when the page was let go
+            if waiting is None:  # stored already, as a rule; if not, the queue was full when the page was released
                 waiting = _Waiting(page, time.time_ns() - depth * DEPTH_NS)
             if self._is_saved(name) or self._is_closing or not self._store.writable:
                 self._drop_copy(waiting)
@@ -120,7 +120,7 @@ class StoreWriter:
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until nothing waits any more; False if that takes longer than `timeout_s`."""
+        """Wait until all pages are written; return False if that takes longer than `timeout_s`."""
         end_s = time.monotonic() + timeout_s
         with self._changed:
             while self._waiting or self._writing is not None:
@@ -131,7 +131,7 @@ class StoreWriter:
             return True
 
     def close(self, timeout_s: float) -> None:
-        """Write what waits, for at most `timeout_s`; drop the rest and end the thread. Later offers are dropped."""
+        """Write waiting pages for at most `timeout_s`, drop the rest and end the thread. Later offers are dropped."""
         with self._changed:
             self._is_closing = True
         self.flush(timeout_s)
@@ -146,19 +146,19 @@ class StoreWriter:
             self._thread.join(max(1.0, timeout_s))  # a thread stuck in a broken disk is left behind; it is a daemon
 
     def stats(self) -> StoreStats:
-        """The store's numbers, with those that wait for it."""
+        """Return the store's numbers, with the number of pages that wait."""
         with self._changed:
             return self._store.stats(len(self._waiting) + (self._writing is not None))
 
     def find_place(self, name: PageName) -> StorePlace:
-        """How far the page of that name is on its way to disk."""
+        """Return the place of the page of that name: on disk, waiting for it, or neither."""
         if self._store.contains(name):
             return StorePlace.ON_DISK
         is_waiting = name in self._waiting or name == self._writing
         return StorePlace.WAITING if is_waiting else StorePlace.NONE
 
     def check(self, indexed: Mapping[PageName, int]) -> None:
-        """Prove that pages waiting in the arenas are `indexed` there (name to page), and the bounds; AssertionError."""
+        """Check the bounds, and that pages waiting in the arenas are `indexed` (name to page); AssertionError."""
         with self._changed:
             aside_bytes = 0
             for name, waiting in self._waiting.items():
@@ -173,7 +173,7 @@ class StoreWriter:
                 self._store.check()
 
     def _has_room_aside(self, group: int) -> bool:
-        """Whether one more page of a group may be copied."""
+        """Return True if one more page of a group may be copied aside."""
         return self._aside_bytes + self._arenas[group].page_bytes <= self._max_aside_bytes
 
     def _set_aside(self, waiting: _Waiting, group: int) -> None:
@@ -183,7 +183,7 @@ class StoreWriter:
         self._aside_bytes += waiting.payload.nbytes
 
     def _drop_copy(self, waiting: _Waiting) -> None:
-        """The copy of a page, if there is one, is no longer kept here."""
+        """Stop counting the copy of a page, if there is one."""
         self._aside_bytes -= 0 if waiting.payload is None else waiting.payload.nbytes
 
     def _add(self, name: PageName, page: int, stamp_ns: int, *, counts_drop: bool) -> None:
@@ -197,11 +197,11 @@ class StoreWriter:
             self._store.count_drop(StoreDrop.CLOSED if self._is_closing else StoreDrop.QUEUE_FULL)
 
     def _is_saved(self, name: PageName) -> bool:
-        """Whether a page is in the store, or its bytes are on their way there."""
+        """Return True if a page is in the store or is being written."""
         return name == self._writing or self._store.contains(name)
 
     def _copy_aside(self, *, is_short: bool = False) -> None:
-        """The bytes of pages on a device, in order, until there is no more room; if time `is_short`, of one page."""
+        """Copy pages on a device aside, in order, until there is no more room; if time `is_short`, only one page."""
         if self._is_on_host:
             return
         for name, waiting in self._waiting.items():
@@ -213,7 +213,7 @@ class StoreWriter:
                     break
 
     def _find_ready(self) -> PageName | None:
-        """The first page that waits and that the writer's thread can write."""
+        """Return the first waiting page that the writer's thread can write, if there is one."""
         for name, waiting in self._waiting.items():
             if self._is_on_host or waiting.payload is not None or self._store.contains(name):
                 return name
@@ -233,12 +233,12 @@ class StoreWriter:
                     self._store.touch(name, stamp_ns)
                 else:
                     self._store.write(name, payload, stamp_ns)
-            except Exception:  # a bug must not end the thread: everything that waits for it would wait for ever
+            except Exception:  # a bug must not end the thread, which has other pages to write
                 logger.exception("a page could not be stored")
                 self._store.count_drop(StoreDrop.UNWRITABLE)
 
     def _next(self, buffer: ByteArray) -> tuple[PageName, ByteArray | None, int] | None:
-        """The page whose turn it is, its bytes (None if it is stored already) and its stamp; None at the end."""
+        """Wait for the next page; return its name, bytes (None if it is stored) and stamp, or None at the end."""
         with self._changed:
             if self._writing is not None:
                 self._store.note(self._writing)

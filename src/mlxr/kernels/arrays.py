@@ -1,7 +1,8 @@
-"""Arrays of operators, wherever they lie: new ones for results of native code, and rows that are picked or fetched.
+"""Helpers for operators' arrays on any device: new arrays for results, and rows that are picked, joined or fetched.
 
-A fresh array of some megabytes costs a page fault for each of its pages. The native module keeps the memory of arrays
-that nobody holds any more (csrc/runtime/buffers.h); an array may outlive its context. Small arrays come from NumPy.
+A fresh array of some megabytes costs a page fault for each of its pages, so the native module reuses the memory of
+arrays that nobody holds any more (csrc/runtime/buffers.h). An array may outlive its context. Small arrays come from
+NumPy.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from mlxr.kernels.gpu.recording import Buffer
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.tensor import DeviceArray, FloatArray, IntArray
 
-LARGE = 1 << 17  # numbers from which on memory is kept: below, the allocator of the C library does it
+LARGE = 1 << 17  # numbers in an array whose memory is kept; for smaller ones the C library's allocator does that
 
 
 def empty(ctx: Context, rows: int, columns: int) -> FloatArray:
-    """A float32 array (rows, columns) whose contents are undefined."""
+    """Return a float32 array (rows, columns) with undefined contents."""
     if rows * columns < LARGE:
         return np.empty((rows, columns), np.float32)
     return ctx.module.empty(ctx.native, rows, columns)
 
 
 def take_outputs(ctx: Context, array: FloatArray, batch: RaggedBatch) -> FloatArray:
-    """The rows of `array` (T, n) that the batch wants logits of."""
+    """Return the rows of `array` (T, n) whose logits the batch wants."""
     if ctx.gpu is None:
         return array if len(batch.output_rows) == batch.tokens == 1 else array[batch.output_rows]
     if len(batch.output_rows) == batch.tokens:
@@ -39,7 +40,7 @@ def take_outputs(ctx: Context, array: FloatArray, batch: RaggedBatch) -> FloatAr
 def put_rows(
     ctx: Context, array: FloatArray, places: IntArray, values: FloatArray, *, adds: bool = False
 ) -> FloatArray:
-    """`array` (T, n), which may be written to, with `values` in the rows `places`, or added to what is there."""
+    """Return `array` (T, n) with `values` put into, or added to, its rows `places`; `array` may be overwritten."""
     if ctx.gpu is None:
         array[places] = array[places] + values if adds else values
         return array
@@ -50,19 +51,19 @@ def put_rows(
 
 
 def cut_rows(array: FloatArray, rows: int, columns: int) -> FloatArray:
-    """The numbers of `array`, one after another, as so many rows of so many columns."""
+    """Return `array` reshaped to (rows, columns)."""
     return _pass(_settle(array).reshape(rows, columns))
 
 
 def join_columns(ctx: Context, left: FloatArray, right: FloatArray) -> FloatArray:
-    """The columns of `left` (T, n), then those of `right` (T, m)."""
+    """Return the columns of `left` (T, n), then those of `right` (T, m), as one array."""
     if ctx.gpu is None:
         return np.concatenate([left, right], axis=1)
     return _pass(ctx.gpu.mx.concatenate([_settle(left), _settle(right)], axis=1))
 
 
 def repeat_rows(ctx: Context, array: FloatArray, counts: Sequence[int]) -> FloatArray:
-    """Row i of `array` counts[i] times, one after another."""
+    """Return an array with row i of `array` repeated counts[i] times."""
     if all(count == 1 for count in counts):
         return array
     rows = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
@@ -75,7 +76,7 @@ def repeat_rows(ctx: Context, array: FloatArray, counts: Sequence[int]) -> Float
 
 
 def fetch_rows(ctx: Context, array: FloatArray) -> FloatArray:
-    """`array` (R, n) in the host's memory, as f32; on a GPU this computes it and whatever is pending."""
+    """Return `array` (R, n) in host memory as f32; on a GPU this waits for it and for everything pending."""
     if ctx.gpu is None:
         return array
     if not array.shape[0]:
@@ -87,22 +88,22 @@ def fetch_rows(ctx: Context, array: FloatArray) -> FloatArray:
 
 
 def place_rows(ctx: Context, array: FloatArray) -> FloatArray:
-    """Rows (R, n) in the host's memory where the operators of the context want them."""
+    """Return rows (R, n) of host memory as the operators of the context want them."""
     return array if ctx.gpu is None else _pass(ctx.gpu.mx.array(array))
 
 
 def hold(ctx: Context, array: FloatArray) -> FloatArray:
-    """Numbers of the host that stay the same, where the operators of the context want them, put there once."""
+    """Return constants of host memory as the operators of the context want them; they are copied to a GPU once."""
     return array if ctx.gpu is None else _pass(ctx.gpu.hold(array))
 
 
 def widen(ctx: Context, array: FloatArray) -> FloatArray:
-    """`array` as what is there, in f32, for operations of MLX; on a GPU it may have waited for another operator."""
+    """Return `array` in f32 for operations of MLX or NumPy; on a GPU, an operator that it was deferred to runs now."""
     return array if ctx.gpu is None else _pass(_settle(array).astype(ctx.gpu.mx.float32))
 
 
 def finish(ctx: Context, array: FloatArray) -> FloatArray:
-    """`array` in f32 once it and whatever was pending are computed, for which only a GPU makes one wait."""
+    """Return `array` in f32 after it and everything pending is computed; only on a GPU does this wait."""
     if ctx.gpu is None:
         return array
     made = widen(ctx, array)
@@ -112,10 +113,10 @@ def finish(ctx: Context, array: FloatArray) -> FloatArray:
 
 
 def _settle(array: FloatArray) -> DeviceArray:
-    """The array that there is; the types of operators say NumPy's for those of all devices."""
+    """Return the device's array, with its right type: operators' signatures say NumPy arrays for all devices."""
     return settle(cast(Value, array))
 
 
 def _pass(array: DeviceArray) -> FloatArray:
-    """The array as operators take it."""
+    """Return the array with the type that operators' signatures say."""
     return cast(FloatArray, array)

@@ -1,7 +1,7 @@
-"""Checks at the boundary of the operators: shapes, types and strides; each costs a fraction of a microsecond.
+"""Checks of the operators' arguments: shapes, types and strides; each costs a fraction of a microsecond.
 
-All raise ValueError whose text names the operator, the argument and both values. Values inside arrays are checked by
-the implementations, which have to look at them anyway.
+All raise ValueError, which names the operator, the argument and both values. Implementations check the values inside
+arrays, which they read anyway.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _DEVICE_FLOATS = frozenset({"float32", "float16", "bfloat16"})
 
 
 def refuse(operator: str, argument: str, has: object, wants: object) -> NoReturn:
-    """Raise the error all checks raise."""
+    """Raise the ValueError that all checks raise."""
     raise ValueError(f"{operator}: {argument} is {has}, expected {wants}")
 
 
 def check_floats(operator: str, argument: str, array: AnyArray, dimensions: int) -> None:
-    """`array` is float32, C-contiguous and has `dimensions` axes; MLX's arrays may have any float type."""
+    """Check that `array` is float32, C-contiguous and has `dimensions` axes; MLX arrays may have any float type."""
     if is_device_array(array):
         return _check_device(operator, argument, array, _DEVICE_FLOATS, dimensions)
     _check_kind(operator, argument, array, FLOAT32, dimensions)
@@ -37,21 +37,21 @@ def check_floats(operator: str, argument: str, array: AnyArray, dimensions: int)
 
 
 def check_ints(operator: str, argument: str, array: AnyArray, dimensions: int = 1) -> None:
-    """`array` is int32, C-contiguous and has `dimensions` axes."""
+    """Check that `array` is int32, C-contiguous and has `dimensions` axes."""
     _check_kind(operator, argument, array, INT32, dimensions)
     if not array.flags.c_contiguous:
         refuse(operator, argument, f"an array with strides {array.strides}", "a C-contiguous one")
 
 
 def check_mask(operator: str, argument: str, array: AnyArray) -> None:
-    """`array` is uint32, C-contiguous and has one axis."""
+    """Check that `array` is uint32, C-contiguous and has one axis."""
     _check_kind(operator, argument, array, UINT32, 1)
     if not array.flags.c_contiguous:
         refuse(operator, argument, f"an array with strides {array.strides}", "a C-contiguous one")
 
 
 def check_heads(operator: str, argument: str, array: AnyArray) -> None:
-    """`array` is float32 (tokens, heads, head_dim) whose last two axes are contiguous; the token stride is free."""
+    """Check that `array` is float32 (tokens, heads, head_dim) with contiguous last axes; the token stride is free."""
     if is_device_array(array):
         return _check_device(operator, argument, array, _DEVICE_FLOATS, 3)
     _check_kind(operator, argument, array, FLOAT32, 3)
@@ -64,7 +64,10 @@ def check_heads(operator: str, argument: str, array: AnyArray) -> None:
 
 
 def check_pools(operator: str, k_pool: AnyArray, v_pool: AnyArray) -> None:
-    """Both pools are (pages, kv_heads, page_size, head_dim), q8 as it is, of one shape and type, C-contiguous."""
+    """Check that both pools have 4 axes, one shape, one of the pool types, and are C-contiguous.
+
+    The axes are (pages, kv_heads, page_size, head_dim); in q8 the last also has the bytes of the scale.
+    """
     if isinstance(k_pool, Pool) and isinstance(v_pool, Pool):
         if k_pool.shape != v_pool.shape or k_pool.kind != v_pool.kind:
             refuse(operator, "v_pool", f"{v_pool.kind} {v_pool.shape}", f"as k_pool: {k_pool.kind} {k_pool.shape}")
@@ -79,13 +82,13 @@ def check_pools(operator: str, k_pool: AnyArray, v_pool: AnyArray) -> None:
 
 
 def check_size(operator: str, argument: str, has: int, wants: int) -> None:
-    """One length is what it has to be."""
+    """Check that a length is `wants`."""
     if has != wants:
         refuse(operator, argument, has, wants)
 
 
 def is_device_array(array: object) -> bool:
-    """Whether `array` is one of MLX's, or will be."""
+    """Return True if `array` is an MLX array, or stands for a future one."""
     return isinstance(array, (Deferred, Buffer)) or type(array).__module__ == "mlx.core"
 
 

@@ -1,10 +1,11 @@
-"""Chooses which implementation of an operator runs on which device, and lists which there are.
+"""The choice of an operator's implementation for a device, and lists of the implementations.
 
-An operator is a few functions of the same arguments in one file, which it may share with its like; only what a GPU runs
-stands in a `gpu.py` of its own. Where nothing was written for the CPU the reference runs, which a GPU's arrays cannot
-go to. What a GPU needs is imported when it first asks, so that its kernels cost nothing where there is none.
+An operator is a few functions with the same arguments in one file, which similar operators may share; only the GPU
+implementation is in a `gpu.py` of its own. An operator without CPU kernels runs its reference on the CPU; on a GPU it
+cannot, as the reference does not take a GPU's arrays. A GPU's module is imported when it is first needed, so that its
+kernels cost nothing on other devices.
 
-Native kernels and launches of a GPU count themselves in the ledger; an operator counts calls of its reference.
+Native kernels and GPU launches count themselves in the ledger; an operator counts calls of its reference.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
 class Choice(Generic[_Function]):
-    """The functions of one operator by device; that of a GPU is given, or is called `name` in a module."""
+    """The functions of one operator by device; the GPU's is a function, or a module that has one called `name`."""
 
     __slots__ = ("_by_device", "_functions", "_gpu", "_name", "operator")
 
@@ -37,7 +38,7 @@ class Choice(Generic[_Function]):
         reference: _Function,
         cpu: _Function | None = None,
         gpu: str | _Function | None = None,
-        name: str = "",  # that of the operator, if there is none
+        name: str = "",  # by default the operator's
     ) -> None:
         self.operator, self._name = operator, name or operator
         self._gpu = gpu
@@ -45,14 +46,14 @@ class Choice(Generic[_Function]):
         self._by_device: dict[str, tuple[str, _Function]] = {}
 
     def pick(self, device: str) -> tuple[str, _Function]:
-        """Return the name of the implementation that runs on `device`, and it; DeviceError when there is none."""
+        """Return the name of the implementation for `device`, and its function; DeviceError if there is none."""
         found = self._by_device.get(device)
         if found is None:
             found = self._by_device[device] = self._load(device)
         return found
 
     def has(self, implementation: str) -> bool:
-        """Return whether there is a function for "reference", "cpu" or "gpu"."""
+        """Return True if there is a function for `implementation`: "reference", "cpu" or "gpu"."""
         return implementation in self._functions or (implementation == "gpu" and self._gpu is not None)
 
     def _load(self, device: str) -> tuple[str, _Function]:
@@ -69,7 +70,7 @@ class Choice(Generic[_Function]):
 
 
 def list_native_operators(implementation: str = "cpu") -> frozenset[str]:
-    """Names of the operators that have an implementation "cpu" or "gpu", as the ledger spells them."""
+    """Return the names, as in the ledger, of the operators that have an implementation "cpu" or "gpu"."""
     return frozenset(
         choice.operator
         for name in _list_modules()
@@ -80,7 +81,7 @@ def list_native_operators(implementation: str = "cpu") -> frozenset[str]:
 
 
 def list_kernel_sources(target: str) -> dict[str, str]:
-    """The text of every GPU kernel that is launched on one of KERNEL_TARGETS, by name: prelude, headers and body."""
+    """Return the text (prelude, headers and body) of every GPU kernel for one of KERNEL_TARGETS, by name."""
     kernels = [
         kernel
         for name in _list_modules()
@@ -96,5 +97,5 @@ def list_kernel_sources(target: str) -> dict[str, str]:
 
 
 def _list_modules() -> list[str]:
-    """All modules of operators: those below this package, and in the folders of it."""
+    """Return the names of all modules below this package."""
     return [module.name for module in pkgutil.walk_packages(mlxr.kernels.__path__, "mlxr.kernels.")]

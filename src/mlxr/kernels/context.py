@@ -1,4 +1,4 @@
-"""The context every operator gets first: the device, its threads and instruction set, and the ledger.
+"""The context that every operator gets first: the device, its threads and instruction set, and the ledger.
 
 Devices: "cpu" runs the native kernels (`mlxr._native`), "reference" runs NumPy float32. "metal" and "cuda" run our
 kernels through MLX on an Apple or NVIDIA GPU; "mlx-cpu" runs the same Python with MLX's own operations on the CPU, and
@@ -37,14 +37,14 @@ BUILD_ALL = "`make tiers` in the sources builds the kernels of all processors"
 
 
 class Context:
-    """Where operators run.
+    """The device on which operators run, and everything that they need there.
 
     `native` is the runtime of the native module (thread pool, scratch, kernel table) and `module` that module: a
     native operator is called as `ctx.module.rms_norm(ctx.native, ...)`. Both are None on the reference device.
-    `gpu` is what GPU implementations work with, None elsewhere; a GPU context has the native runtime too where it is
-    built, for what is done on the host. The types of the three leave None out: an implementation runs only where what
-    it works with is there, and what is common to all devices asks first. `threads` defaults to the physical cores this
-    process may use, `isa` to the best this machine and build have.
+    `gpu` is what GPU implementations work with, None on other devices. A GPU context also has the native runtime, if
+    it is built, for work on the host. The types of these three omit None: an implementation runs only on devices that
+    have what it needs, and code for all devices checks first. `threads` defaults to the physical cores that this
+    process may use, `isa` to the best that this machine and build have.
     """
 
     __slots__ = ("device", "gpu", "isa", "ledger", "module", "native", "threads")
@@ -93,29 +93,29 @@ class Context:
         try:
             self.module = load_native()
         except DeviceError:
-            return  # what is left to the host runs in NumPy then
+            return  # then NumPy does the host's work
         self.native = self.module.Runtime(self.module.default_threads(), self.module.best_isa())
         self.ledger.attach(self.native.list_ran, self.native.list_expert_rows)
 
     @property
     def uses_host_memory(self) -> bool:
-        """Whether arrays take the host's memory: everywhere but on a GPU with memory of its own."""
+        """True if arrays take the host's memory: on all devices but a GPU with memory of its own."""
         return self.device != "cuda"
 
     def read_free_bytes(self) -> int | None:
-        """Bytes that arrays may still take as far as the GPU is concerned; None without one, or if it does not tell."""
+        """Return the GPU memory in bytes that arrays may still take; None without a GPU, or if that is unknown."""
         return None if self.gpu is None else self.gpu.read_free_bytes()
 
     @property
     def has_room(self) -> bool:
-        """Tell if the device has enough memory of its own for larger steps beside a model."""
+        """True if the device has enough memory of its own for larger steps beside a model."""
         return self.gpu is not None and self.gpu.total_bytes >= ROOM_BYTES
 
     def choose_activations(self, type_names: Iterable[str]) -> None:
-        """Choose how results travel between operators, by the types of the weights that will be multiplied.
+        """Choose the type of results between operators, by the types of the weights that will be multiplied.
 
-        On a GPU, weights that are all of one 16-bit type are multiplied in it; otherwise, and elsewhere, it is f32,
-        and bf16 for what quantised products read on matrix units.
+        On a GPU, that is the type of the weights if all have one 16-bit type; otherwise, and on other devices, it is
+        f32, except that quantised products on matrix units read bf16.
         """
         if self.gpu is not None and self.gpu.narrow:
             names = set(type_names)
@@ -127,7 +127,7 @@ class Context:
 
     @contextmanager
     def compute_wide(self) -> Iterator[None]:
-        """Have operators of a GPU pass f32 to one another within, in place of what `choose_activations` chose."""
+        """Let GPU operators in the `with` block pass f32 to one another, whatever `choose_activations` chose."""
         if self.gpu is None:
             yield
             return
@@ -148,10 +148,10 @@ class Context:
         *,
         records: bool = True,
     ) -> Any:
-        """`compute(batch)`, which gives the logits; a GPU starts on it, and `records` steps of single tokens.
+        """Return `compute(batch)`, the logits; a GPU only starts on them. With `records` it records single-token steps.
 
         Recorded steps are found again by their shape and `key`, which must change with anything else that `compute`
-        depends on. `pools` has one pool for each group of the batch that has pages, and `states` is one of states, if
+        depends on. `pools` has one pool for each group of the batch that has pages; `states` is a pool of states, if
         sequences have any.
         """
         if self.gpu is None:
@@ -169,12 +169,12 @@ class Context:
 
     @property
     def compiles(self) -> bool:
-        """Whether kernels are compiled when a step first needs them."""
+        """True if kernels are compiled when a step first needs them."""
         return self.gpu is not None and self.gpu.launcher is not None
 
     @contextmanager
     def rehearse(self) -> Iterator[None]:
-        """Run what follows on a GPU without counting it: neither calls of kernels nor bytes nor rows of experts."""
+        """Run the `with` block on a GPU without counting calls of kernels, bytes or rows of experts."""
         before, copied_bytes = self.ledger.copy_counts(), self.ledger.copied_bytes
         self.gpu.rehearses = True
         try:
@@ -184,11 +184,11 @@ class Context:
             self.ledger.take_back(before, copied_bytes)
 
     def start_probe(self) -> Probe:
-        """What measures the machine with this context's threads. Raises DeviceError on the reference device."""
+        """Return a probe that measures the machine with this context's threads. Raises DeviceError without kernels."""
         return Probe(self)
 
     def make_profiler(self) -> Profiler:
-        """What times every kernel of this context. Raises DeviceError on the reference device."""
+        """Return a profiler of this context's kernels. Raises DeviceError on the reference device."""
         return Profiler(self)
 
     def __repr__(self) -> str:
@@ -196,7 +196,7 @@ class Context:
 
 
 def load_native() -> Native:
-    """The native module; `DeviceError` with the remedy when it is not built, is out of date or does not load."""
+    """Return the native module. Raises DeviceError with the remedy if it is not built, is outdated or does not load."""
     try:
         module = importlib.import_module("mlxr._native")
     except ImportError as error:
@@ -212,7 +212,7 @@ def load_native() -> Native:
 
 @cache
 def hash_interface() -> str:
-    """The stamp of csrc/bindings and csrc/tables that CMakeLists.txt gives a build of these sources."""
+    """Return the hash of csrc/bindings and csrc/tables that CMakeLists.txt puts into a build of these sources."""
     patterns = ("bindings/*.cpp", "bindings/*.h", "tables/*.def")
     files = sorted(str(path) for pattern in patterns for path in SOURCES.glob(pattern))
     sums = "".join(hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in files)
@@ -220,8 +220,10 @@ def hash_interface() -> str:
 
 
 def choose_device(name: str) -> Device:
-    """`name`, or for "auto" the NVIDIA GPU that an installed mlx finds here, else the CPU; beside an Apple GPU with a
-    line that says why."""
+    """Return `name`; for "auto", "cuda" if an installed mlx finds an NVIDIA GPU here, else "cpu".
+
+    If it finds an Apple GPU, a warning in the log says why the CPU is used.
+    """
     if name != "auto":
         return cast(Device, name)
     from mlxr.kernels.gpu.mlx import find_gpu
@@ -234,7 +236,7 @@ def choose_device(name: str) -> Device:
 
 @cache
 def _explain_cpu() -> None:
-    """Log it once in a process."""
+    """Log, once in a process, why the CPU is used beside an Apple GPU."""
     logger.warning(
         "models run on the CPU: the kernels for Apple GPUs have not been run on Apple hardware yet; "
         "device 'metal' (--device metal) tries them, and `mlxr check-gpu` checks them and writes a report to send"

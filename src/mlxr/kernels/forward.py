@@ -1,10 +1,10 @@
 """All of a model as one operator: token ids and pages in, logits out.
 
-The reference calls the operators one by one; a recorded step of a GPU replays them as a whole. An implementation of its
-own computes the same bits and saves what lies between them: each return to the interpreter costs it what the weights
-have driven out of the caches since the last one. The CPU has one (csrc/layers/blocks.cpp), from ids to logits in one
-call, where the logits of all tokens are wanted, as when decoding. Of a prompt one row is wanted, which is picked
-between the layers and the output.
+The reference calls the operators one by one; a GPU replays them from a recorded step. The CPU has a native
+implementation (csrc/layers/blocks.cpp), which computes the same bits in one call: it saves the returns to the
+interpreter, whose code and data the weights have driven out of the caches each time. It serves steps that want the
+logits of all tokens, as in decoding. A prompt wants one row of logits, which is picked between the layers and the
+output.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mlxr.kernels.tensor import FloatArray, TensorSource
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """By what a model multiplies its embeddings and its logits, and the cap of these: c tanh(logit / c), or None."""
+    """Factors of a model's embeddings and logits, and the cap c of logits, c tanh(logit / c), or None."""
 
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
@@ -45,10 +45,9 @@ PLAIN_ENDS = Ends()
 class ModelWeights:
     """The embedding `table` (vocabulary, hidden), the layers, the final norm and the output weight.
 
-    `output_columns` are how many logits each of several ranks makes, none where one makes all. An encoder has no
-    output, and perhaps no final norm. Its embeddings get a row of the table `added` (rows, hidden), which has
-    `added_rows` for each type of tokens: that of the token's position, or where there is but one, the same for all;
-    then their norm.
+    `output_columns` are the numbers of logits of each of several ranks, empty if one rank makes all. An encoder has no
+    output, and perhaps no final norm. A row of the table `added` (rows, hidden) is added to each of its embeddings
+    before `input_norm`. That table has `added_rows` rows for each type of token: one for each position, or one for all.
     """
 
     table: TensorSource
@@ -60,12 +59,12 @@ class ModelWeights:
     added: TensorSource | None = None
     added_rows: int = 1
     input_norm: NormWeight | None = None
-    table_rotation: Hadamard | None = None  # of the table's rows, once they are looked up
-    first_layers: tuple[Layers, ...] = ()  # one by one, then the others together: pictures add rows behind them
+    table_rotation: Hadamard | None = None  # applied to the table's rows after they are looked up
+    first_layers: tuple[Layers, ...] = ()  # layers after which pictures add rows, one by one, then all other layers
 
 
 def make_model(model: ModelWeights) -> ModelWeights:
-    """Weights that were prepared, as one model. Raises ValueError for shapes that do not fit."""
+    """Check and return a model of prepared weights. Raises ValueError for shapes that do not fit."""
     columns = model.table.shape[1]
     for norm_weight in (model.norm, model.input_norm):
         if norm_weight is not None:
@@ -82,7 +81,7 @@ def make_model(model: ModelWeights) -> ModelWeights:
 
 
 def forward(ctx: Context, model: ModelWeights, step: StepInput) -> FloatArray:
-    """Logits (R, vocabulary) of the output rows; keys and values of the batch go into the step's pools.
+    """Return logits (R, vocabulary) of the output rows, and write the batch's keys and values into the step's pools.
 
     Raises ValueError for shapes that do not fit, for tokens outside the vocabulary, for positions that the tables do
     not cover and for slots and pages outside the pools.
@@ -97,7 +96,7 @@ def _run_operators(ctx: Context, model: ModelWeights, step: StepInput) -> FloatA
 
 
 def project(ctx: Context, model: ModelWeights, states: FloatArray, adapters: Sequence[AdapterRows] = ()) -> FloatArray:
-    """Logits (R, vocabulary) of states (R, hidden) after the final norm, some of whose rows `adapters` update."""
+    """Return logits (R, vocabulary) of states (R, hidden) after the final norm; `adapters` update some of the rows."""
     assert model.output is not None, "the model has no output"
     states = hadamard(ctx, states, model.output.rotation)
     logits = linear(ctx, states, model.output)
@@ -111,9 +110,9 @@ def project(ctx: Context, model: ModelWeights, states: FloatArray, adapters: Seq
 def compute_tapped(
     ctx: Context, model: ModelWeights, parts: Sequence[Layers], step: StepInput
 ) -> tuple[FloatArray, FloatArray]:
-    """`compute_states`, and the stream (R, taps * hidden) of the output rows before each of the `parts` but the first.
+    """Return the result of `compute_states`, and the stream (R, taps * hidden) of the output rows at each tap.
 
-    The parts are the model's layers, cut in pieces of which some may be empty.
+    `parts` are the model's layers in pieces, some perhaps empty; taps are before each piece except the first.
     """
     stream = _embed(ctx, model, step)
     delta: FloatArray | None = None
@@ -134,7 +133,7 @@ def compute_tapped(
 
 
 def compute_states(ctx: Context, model: ModelWeights, step: StepInput) -> FloatArray:
-    """States (R, hidden) of the output rows, after the final norm."""
+    """Return states (R, hidden) of the output rows, after the final norm."""
     rows = step.batch.rows_over
     if rows is not None and model.first_layers:
         return _end(ctx, model, *_run_with_rows(ctx, model, step, rows), step)
@@ -143,7 +142,7 @@ def compute_states(ctx: Context, model: ModelWeights, step: StepInput) -> FloatA
 
 
 def compute_seen(ctx: Context, model: ModelWeights, step: StepInput, see: See) -> FloatArray:
-    """`compute_states`, whose products `see` is told of; pictures are left out."""
+    """Return the result of `compute_states`, calling `see` for each product; pictures are left out."""
     stream, delta = run_seen(ctx, _embed(ctx, model, step), model.layers, step, see)
     return _end(ctx, model, stream, delta, step)
 
@@ -151,7 +150,7 @@ def compute_seen(ctx: Context, model: ModelWeights, step: StepInput, see: See) -
 def _run_with_rows(
     ctx: Context, model: ModelWeights, step: StepInput, rows: RowsOver
 ) -> tuple[FloatArray, FloatArray | None]:
-    """All layers, behind each of the first ones what pictures add there ("deepstack")."""
+    """Run all layers, and add the rows of pictures after each of the first ones ("deepstack")."""
     stream, hidden = _embed(ctx, model, step), model.table.shape[1]
     delta: FloatArray | None = None
     for number, layer in enumerate(model.first_layers):
@@ -168,7 +167,7 @@ def _run_with_rows(
 def _end(
     ctx: Context, model: ModelWeights, stream: FloatArray, delta: FloatArray | None, step: StepInput
 ) -> FloatArray:
-    """What leaves the last layer, of the output rows, after the final norm."""
+    """Return the output rows of what leaves the last layer, after the final norm."""
     rows, residual = take_outputs(ctx, stream, step.batch), None
     if delta is not None:
         residual = take_outputs(ctx, delta, step.batch)
@@ -179,7 +178,7 @@ def _end(
 
 
 def _embed(ctx: Context, model: ModelWeights, step: StepInput) -> FloatArray:
-    """The stream before the first layer."""
+    """Return the stream before the first layer."""
     stream = hadamard(ctx, embed(ctx, step.batch.token_ids, model.table), model.table_rotation)
     if step.adapters:
         stream = add_lora_rows(ctx, step.batch.token_ids, stream, step.adapters)
@@ -193,7 +192,7 @@ def _embed(ctx: Context, model: ModelWeights, step: StepInput) -> FloatArray:
 
 
 def _forward_native(ctx: Context, model: ModelWeights, step: StepInput) -> FloatArray:
-    """Run the whole model in one call."""
+    """Run the whole model in one native call if it is a plain one, otherwise the operators."""
     batch, norm = step.batch, model.norm
     is_plain = norm is not None and model.added is None and model.input_norm is None and batch.rows_over is None
     is_plain = is_plain and model.table_rotation is None and model.output is not None and model.output.rotation is None

@@ -1,13 +1,13 @@
-"""Proof of dispatch: counts which kernel of which operator ran, and the bytes the cache path copied.
+"""The ledger: counts of the kernels that ran for each operator, and of the bytes copied out of the cache.
 
-Counts are always on. Native code counts itself where it has chosen a kernel (csrc/runtime/tally.h), launches of a GPU
-where they are launched, and NumPy and MLX's own operations where they are called; here it all comes together. Counts of
-Python are written by the thread that runs the model; `snapshot` may be called from any thread.
+Counts are always on. Native code counts calls where it has chosen a kernel (csrc/runtime/tally.h), GPU launches are
+counted where they are made, and NumPy's and MLX's own operations where they are called; the ledger adds them up. Only
+the thread that runs the model writes Python's counts; any thread may call `snapshot`.
 
-Nobody looks at a clock unless somebody asks for a profile: it asks native code and the GPU what ran, and how long that
-took. A GPU waits for every launch while it is profiled; on a CPU calls run as always. A probe measures bytes read from
-memory and int8 products per second, with the context's own threads, huge pages and instruction set, so that a kernel's
-figure divided by the probe's says how much of the machine it used.
+Times are measured only for a profile, by native code and on the GPU. While a GPU is profiled, it waits for every
+launch; on a CPU calls run as always. A probe measures bytes read from memory and int8 products per second, with the
+context's own threads, huge pages and instruction set, so that a kernel's figure divided by the probe's says how much of
+the machine it used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Part = tuple[str, str, str]  # operator, implementation, variant
 Counts = dict[Part, int]
-EXPERT_ROWS = "expert rows"  # stands for an operator where rows are counted instead of calls
+EXPERT_ROWS = "expert rows"  # in place of an operator's name, for counts of rows instead of calls
 MLX = "mlx"
 # index, operator, kernel and form, calls, nanoseconds, bytes, multiply-adds
 NativeRow = tuple[int, str, str, int, int, int, int]
@@ -36,7 +36,7 @@ NativeRow = tuple[int, str, str, int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class LedgerSnapshot:
-    """What was counted since the last reset. `copied_bytes` were gathered out of cache pages before use."""
+    """The counts since the last reset. `copied_bytes` were gathered out of cache pages before use."""
 
     dispatches: list[Dispatch]
     copied_bytes: int
@@ -44,7 +44,7 @@ class LedgerSnapshot:
 
 
 class Ledger:
-    """Counts what the kernels of one context read and compute."""
+    """Counts of the kernels of one context."""
 
     __slots__ = ("_before", "_copied_bytes", "_counts", "_list_native", "_list_native_rows")
 
@@ -52,17 +52,17 @@ class Ledger:
         self._counts: Counts = {}
         self._list_native: Callable[[], Iterable[NativeRow]] = tuple
         self._list_native_rows: Callable[[], Iterable[tuple[str, int]]] = tuple
-        self._before: Counts = {}  # of native code, at the last reset
+        self._before: Counts = {}  # native code's counts at the last reset
         self._copied_bytes = 0
 
     def attach(
         self, list_native: Callable[[], Iterable[NativeRow]], list_native_rows: Callable[[], Iterable[tuple[str, int]]]
     ) -> None:
-        """Show what native code has counted too; a Runtime's `list_ran` and `list_expert_rows`."""
+        """Add native code's counts to the snapshots, from a Runtime's `list_ran` and `list_expert_rows`."""
         self._list_native, self._list_native_rows = list_native, list_native_rows
 
     def count(self, operator: str, implementation: str, variant: str = "", calls: int = 1) -> None:
-        """Count one call, or several that a recorded step makes at once; or so many rows as EXPERT_ROWS."""
+        """Count one call, or several that a recorded step makes at once; for EXPERT_ROWS, rows."""
         key = (operator, implementation, variant)
         self._counts[key] = self._counts.get(key, 0) + calls
 
@@ -76,7 +76,7 @@ class Ledger:
         return self._copied_bytes
 
     def snapshot(self) -> LedgerSnapshot:
-        """The counts so far, sorted by operator, implementation and variant."""
+        """Return the counts since the last reset, sorted by operator, implementation and variant."""
         counts = Counter(self._counts.copy())  # one step under the GIL, so the writer cannot change it half-way
         counts.update(self._count_native())
         counts.subtract(self._before)
@@ -88,11 +88,11 @@ class Ledger:
         )
 
     def copy_counts(self) -> Counts:
-        """The counts that Python has made, for `take_back`."""
+        """Return a copy of Python's counts, for `take_back`."""
         return self._counts.copy()
 
     def take_back(self, before: Counts, copied_bytes: int | None = None) -> list[Dispatch]:
-        """Undo the counts that Python made since `before`, and give them; copied bytes are again as many as given."""
+        """Undo Python's counts since `before`, and return them; `copied_bytes`, if given, replaces that count."""
         made = Counter(self._counts)
         made.subtract(before)
         self._counts = before
@@ -118,14 +118,14 @@ PASS_MACS = 8 * 10**9
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Rates of all threads together."""
+    """The rates of memory and products that the machine reaches, all threads together."""
 
     read_bytes_per_s: float
     int8_macs_per_s: float
 
 
 class Probe:
-    """A buffer to read and the loops to run over it; the reading loop that is fastest here is chosen at the start.
+    """A buffer and loops that measure the machine; the fastest reading loop is chosen at the start.
 
     Raises DeviceError on a device without native kernels.
     """
@@ -144,28 +144,28 @@ class Probe:
         return int(self._native.nbytes)
 
     def measure(self, passes: int = 3) -> Limits:
-        """Medians of `passes` passes; one takes some 20 ms."""
+        """Return the medians of `passes` passes, each of about 20 ms."""
         reads = [self._read(self._ahead_bytes) for _ in range(passes)]
         products = [self._native.multiply(self._ctx.native, PASS_MACS) for _ in range(passes)]
         return Limits(statistics.median(reads), statistics.median(products))
 
     def _read(self, ahead_bytes: int) -> float:
-        """Bytes per second of one pass."""
+        """Return the bytes per second of one pass."""
         return self.buffer_bytes / float(self._native.read(self._ctx.native, ahead_bytes))
 
 
-MAX_MOMENTS = 1 << 20  # calls that are kept one by one; a step of a large model makes some hundreds
+MAX_MOMENTS = 1 << 20  # most calls that a profile keeps one by one; a step of a large model makes some hundreds
 
 
 class Profiler:
-    """Profiles of one context, one at a time. Raises DeviceError on the reference device, which has no kernels."""
+    """Profiler of one context, for one profile at a time. Raises DeviceError on the reference device (no kernels)."""
 
     def __init__(self, ctx: Context) -> None:
         if ctx.native is None and ctx.gpu is None:
             raise DeviceError(f"device {ctx.device!r} has no kernels to profile; use device 'cpu' or a GPU")
         self._native, self._gpu = ctx.native, ctx.gpu
         self._before: dict[int, NativeRow] = {}
-        self._offset_ns = 0  # of the native clock
+        self._offset_ns = 0  # from the native clock to Python's
 
     def start(self) -> None:
         """Time calls from here on."""

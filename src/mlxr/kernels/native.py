@@ -1,7 +1,7 @@
-"""The native module as the operators see it: CPU kernels, and the objects that hold what these take (csrc/bindings).
+"""Protocols of the native module `mlxr._native`: CPU kernels, and the objects that hold their weights (csrc/bindings).
 
-`mlxr._native` fits these protocols by its names and arguments; a test compares them. Grammars, which it has too, are
-the business of `mlxr.service`. Knows no operator.
+A test compares the names and arguments with the module's. Its grammars are not here; `mlxr.service` uses them. This
+module knows no operator.
 """
 
 # ruff: noqa: D102, N802 -- signatures say what operators take; classes of the module are called by their names
@@ -19,23 +19,23 @@ Rotation = tuple[FloatArray, FloatArray, bool, FloatArray | None]  # cos, sin, i
 class NativeRuntime(Protocol):
     """The thread pool, the instruction set and scratch memory."""
 
-    takes_strips: bool  # whether products may take strips; the bits are equal
+    takes_strips: bool  # True if products may take strips; the results are equal to the bit
 
     @property
     def isa(self) -> str:
         """The instruction set that runs."""
 
     def list_expert_rows(self) -> list[tuple[str, int]]:
-        """Return kernel and form, and the rows of what experts multiplied."""
+        """Return kernel and form, and the rows that experts multiplied with it."""
 
     def list_ran(self) -> list[NativeRow]:
-        """Return what ran, as `NativeRow` says."""
+        """Return a `NativeRow` for each kernel that ran."""
 
     def now_ns(self) -> int:
-        """Read the clock of a profile."""
+        """Return the time on a profile's clock, in nanoseconds."""
 
     def start_profile(self, events: int) -> None:
-        """Time calls, and keep so many of them one by one."""
+        """Start timing calls, and keep at most `events` of them one by one."""
 
     def stop_profile(self) -> list[tuple[int, int, int]]:
         """Return index, start and end of the calls that were kept."""
@@ -51,11 +51,11 @@ class NativeLinearWeight(Protocol):
     def append(
         self, runtime: NativeRuntime, type_name: str, rows: int, data: ByteArray, bias: FloatArray | None
     ) -> None:
-        """Add what follows what was added so far."""
+        """Add the next weight."""
 
     @property
     def in_features(self) -> int:
-        """Columns of its inputs."""
+        """The number of columns of inputs."""
 
     def leave(self, type_name: str, rows: int, data: ByteArray, bias: FloatArray | None) -> None:
         """Add a weight whose raw blocks stay in the file that they are mapped from."""
@@ -65,17 +65,17 @@ class NativeLinearWeight(Protocol):
 
     @property
     def out_features(self) -> int:
-        """Columns of its results."""
+        """The number of columns of results."""
 
 
 class NativeAdapter(Protocol):
     """Low-rank updates of weights, laid out for the kernels."""
 
     def append(self, weight: NativeLinearWeight, first: int, a: PoolArray, b: PoolArray, scale: float) -> None:
-        """Add what follows what was added so far."""
+        """Add the next update, of a weight."""
 
     def append_table(self, b: PoolArray, scale: float) -> None:
-        """Add an update of rows that are looked up."""
+        """Add an update of table rows that are looked up."""
 
     @property
     def nbytes(self) -> int: ...
@@ -85,20 +85,20 @@ NativeUpdates = Sequence[tuple[NativeAdapter, IntArray, float, FloatArray | None
 
 
 class NativeExperts(Protocol):
-    """Feed-forward blocks of one shape, checked."""
+    """Experts: feed-forward blocks of one shape, checked."""
 
     def append(self, up: NativeLinearWeight, down: NativeLinearWeight) -> None:
-        """Add what follows what was added so far."""
+        """Add the next expert."""
 
     def limit(self, runtime: NativeRuntime, slots: int) -> None:
-        """Keep the weights of so many in memory at a time."""
+        """Keep the weights of at most `slots` experts in memory."""
 
     def list_use(self) -> tuple[Any, ...]:
-        """Return the rows of each, the steps, the experts that had rows in these, and those that were read."""
+        """Return the rows of each expert, and the counts of steps, of experts with rows in these, and of those read."""
 
 
 class NativeRouter(Protocol):
-    """How the experts of a token are chosen, and what the share of each is."""
+    """The rule by which a token's experts and their shares are chosen."""
 
 
 # fmt: off
@@ -124,7 +124,7 @@ class NativeLayers(Protocol):
         softcap: float, sinks: FloatArray | None, rope: int, group: int, value_dim: int, whole_pictures: bool,
         biases: FloatArray | None, chunked: bool
     ) -> None:
-        """Say the heads of the layer."""
+        """Set the heads of the layer."""
     def append_balance_streams(
         self, streams: int, scale: FloatArray, base: FloatArray, turns: int, eps: float
     ) -> None: ...
@@ -133,7 +133,7 @@ class NativeLayers(Protocol):
     def append_level_streams(self, streams: int) -> None: ...
     def append_join(self, factor: float, target: str, source: str) -> None: ...
     def append_layer(self, columns: int) -> None:
-        """Begin a layer whose stream has so many columns."""
+        """Begin a layer whose stream has `columns` columns."""
     def append_mamba2(
         self, rates: FloatArray, bias: FloatArray, skip: FloatArray, groups: int, rows: int, columns: int, first: int,
         at: int
@@ -174,7 +174,7 @@ class NativeLayers(Protocol):
 
 
 class NativeProbe(Protocol):
-    """What the machine can do: reads of memory and products of int8."""
+    """Measurement of the machine: reads of memory and products of int8."""
 
     def multiply(self, runtime: NativeRuntime, macs: int) -> float:
         """Return multiply-adds per second of all threads."""
@@ -188,7 +188,7 @@ class NativeProbe(Protocol):
 
 # fmt: off
 class Native(Protocol):
-    """The module. An operator writes its results into `out` and arrays named as its results are."""
+    """The module. An operator writes its results into `out`, or into arguments named like its results."""
 
     __file__: str
     def Runtime(self, threads: int, isa: str) -> NativeRuntime: ...
@@ -217,14 +217,14 @@ class Native(Protocol):
     def best_isa(self) -> str:
         """Return the highest of `available_isas`."""
     def left_out_isas(self) -> list[str]:
-        """List those that this build could have, but was made without for one machine alone, lowest first."""
+        """List the instruction sets left out of this build, which was made for one machine only, lowest first."""
     def default_threads(self) -> int:
-        """Count the physical cores that this process may use, by affinity and quota."""
+        """Return the number of physical cores that this process may use, by affinity and quota."""
     def embed(
         self, runtime: NativeRuntime, token_ids: IntArray, type_name: str, data: ByteArray, out: FloatArray
     ) -> None: ...
     def empty(self, runtime: NativeRuntime, rows: int, columns: int) -> FloatArray:
-        """Return an array, its contents undefined, whose memory is used again afterwards."""
+        """Return an array with undefined contents, whose memory is reused when it is freed."""
     def forward(
         self, runtime: NativeRuntime, layers: NativeLayers, table_type: str, table: ByteArray, norm: FloatArray,
         bias: FloatArray | None, eps: float, is_layer_norm: bool, output: NativeLinearWeight, logits: FloatArray,
@@ -340,5 +340,5 @@ class Native(Protocol):
         slots: IntArray
     ) -> None: ...
     def zeros(self, runtime: NativeRuntime, nbytes: int) -> ByteArray:
-        """Return bytes that are zero, in huge pages; the system gives the memory as they are written."""
+        """Return zeroed bytes in huge pages; the system gives the memory as they are written."""
 # fmt: on

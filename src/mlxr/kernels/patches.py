@@ -1,10 +1,10 @@
-"""Pictures and sounds as an encoder's input: patches and frames, where they stand, and their batch.
+"""Pictures and sounds as an encoder's input: patches and frames, their positions, and their batch.
 
-It is NumPy alone on processors, as this takes little time. What becomes of rows of pictures are MLX's operations on a
-GPU, of the same names; where patches stand and what sounds become is computed on the host there, too.
+On processors all of it is NumPy, as it takes little time. On a GPU, MLX's operations of the same names compute the rows
+of pictures; positions of patches, and sounds, are computed on the host.
 
-A grid is cut into squares of `merge` patches to each side, one after another, and each into its patches, as those of a
-square become one row in the end.
+Patches are in the order of squares: a grid is cut into squares of `merge` x `merge` patches, and the patches of a
+square, which become one row in the end, follow one another.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Moved = TypeVar("Moved", FloatArray, IntArray)
 
 
 def make_shades(mean: Sequence[float], deviation: Sequence[float]) -> FloatArray:
-    """What each of 256 shades of each colour becomes, (256, colours): (shade / 255 - mean) / deviation."""
+    """Return the value of each of 256 shades of each colour, (256, colours): (shade / 255 - mean) / deviation."""
     shades = np.arange(256, dtype=np.float32)[:, None] * np.float32(1 / 255)
     table = np.empty((256, len(mean)), np.float32)
     table[:] = (shades - np.array(mean, np.float32)) / np.array(deviation, np.float32)
@@ -37,7 +37,7 @@ def make_shades(mean: Sequence[float], deviation: Sequence[float]) -> FloatArray
 
 
 def order_patches(grid: tuple[int, int], merge: int) -> tuple[IntArray, IntArray]:
-    """Row and column of each patch, in the order of the squares."""
+    """Return the row and column of each patch, in the order of the squares."""
     axes = []
     for axis in np.indices(grid, dtype=np.int32):
         parted = axis.reshape(grid[0] // merge, merge, grid[1] // merge, merge)
@@ -46,7 +46,7 @@ def order_patches(grid: tuple[int, int], merge: int) -> tuple[IntArray, IntArray
 
 
 def cut_patches(ctx: Context, pixels: Pixels, shades: FloatArray, patch: int, merge: int) -> FloatArray:
-    """Patches (N, colours * patch * patch) of a picture, in the order of the squares."""
+    """Return the patches (N, colours * patch * patch) of a picture, in the order of the squares."""
     height, width, colours = pixels.shape
     rows, columns = height // (patch * merge), width // (patch * merge)
     split, order = (rows, merge, patch, columns, merge, patch, colours), (0, 3, 1, 4, 6, 2, 5)
@@ -64,13 +64,16 @@ def cut_patches(ctx: Context, pixels: Pixels, shades: FloatArray, patch: int, me
 
 
 def pick_positions(table: FloatArray, rows: IntArray, columns: IntArray) -> FloatArray:
-    """Positions (N, hidden) of patches at these rows and columns out of a table (side * side, hidden) of a square."""
+    """Return the positions (N, hidden) of patches at these rows and columns in a table of a square (side * side,
+    hidden)."""
     return np.ascontiguousarray(table[rows * round(len(table) ** 0.5) + columns])
 
 
 def resize_positions(table: FloatArray, grid: tuple[int, int], rows: IntArray, columns: IntArray) -> FloatArray:
-    """Positions (N, hidden) of patches at these rows and columns, out of a table (side * side, hidden) of a square that
-    is resized to the grid as a picture is: linearly, over as many of its rows and columns as become one."""
+    """Return the positions (N, hidden) of patches, from a table of a square (side * side, hidden) resized to the grid.
+
+    It is resized like a picture: linearly, over as many rows and columns of the table as become one.
+    """
     side = round(len(table) ** 0.5)
     made = table.reshape(side, side, -1)
     for axis, count in enumerate(grid):
@@ -88,8 +91,8 @@ def resize_positions(table: FloatArray, grid: tuple[int, int], rows: IntArray, c
 
 
 def sample_positions(table: FloatArray, grid: tuple[int, int], rows: IntArray, columns: IntArray) -> FloatArray:
-    """Positions (N, hidden) of patches at these rows and columns, sampled out of a table (side * side, hidden) of a
-    square by cubic curves (Keys, with -0.75) through the four nearest rows and columns of each."""
+    """Return the positions (N, hidden) of patches, sampled from a table of a square (side * side, hidden) by cubic
+    curves (Keys, with -0.75) through the four nearest rows and columns of each patch."""
     side = round(len(table) ** 0.5)
     square = table.reshape(side, side, -1)
     axes = []
@@ -112,13 +115,13 @@ def sample_positions(table: FloatArray, grid: tuple[int, int], rows: IntArray, c
 
 
 def join_neighbours(ctx: Context, x: FloatArray, count: int, *, by_columns: bool) -> FloatArray:
-    """Rows (N / count, count * columns) of x (N, columns): neighbours after one another, or column by column."""
+    """Return x (N, columns) as rows (N / count, count * columns): neighbours one after another, or column by column."""
     parts = widen(ctx, x).reshape(x.shape[0] // count, count, -1)
     return (parts.transpose(0, 2, 1) if by_columns else parts).reshape(parts.shape[0], -1)
 
 
 def sum_neighbours(ctx: Context, x: FloatArray, count: int) -> FloatArray:
-    """Rows (N / count, columns) of x (N, columns): each the sum of so many neighbours, one after another."""
+    """Return the sums (N / count, columns) of each `count` neighbouring rows of x (N, columns), added in order."""
     parts = widen(ctx, x).reshape(x.shape[0] // count, count, -1)
     total: FloatArray = parts[:, 0]
     for part in range(1, count):
@@ -127,15 +130,16 @@ def sum_neighbours(ctx: Context, x: FloatArray, count: int) -> FloatArray:
 
 
 def shift_columns(ctx: Context, x: FloatArray, weight: FloatArray, bias: FloatArray) -> FloatArray:
-    """x (N, columns) without the bias, times the weight, both (columns,)."""
+    """Return (x - bias) * weight: x (N, columns), bias and weight (columns,)."""
     shifted: FloatArray = (widen(ctx, x) - hold(ctx, bias)) * hold(ctx, weight)
     return shifted
 
 
 def blend_positions(table: FloatArray, grid: tuple[int, int], rows: IntArray, columns: IntArray) -> FloatArray:
-    """Positions (N, hidden) of patches at these rows and columns, out of a table (side * side, hidden) of a square.
+    """Return the positions (N, hidden) of patches at these rows and columns, from a table of a square (side * side,
+    hidden).
 
-    Each is blended of the four that it lies between; the corners of the grid are those of the square.
+    Each is a bilinear blend of the four entries around it; the corners of the grid are those of the square.
     """
     side = round(len(table) ** 0.5)
     square = table.reshape(side, side, -1)
@@ -153,7 +157,7 @@ def blend_positions(table: FloatArray, grid: tuple[int, int], rows: IntArray, co
 
 
 def order_windows(grid: tuple[int, int], side: int) -> tuple[IntArray, list[int]]:
-    """The squares of a grid by windows of `side` squares to each side, and how many each window has.
+    """Return the squares of a grid in the order of windows of `side` x `side` squares, and the squares of each window.
 
     Windows at the lower and the right edge are cut off there.
     """
@@ -164,7 +168,7 @@ def order_windows(grid: tuple[int, int], side: int) -> tuple[IntArray, list[int]
 
 
 def move_squares(ctx: Context, array: Moved, order: IntArray, merge: int) -> Moved:
-    """The rows of patches, in squares, with the squares in this order."""
+    """Return the rows of patches with their squares put into this order."""
     squares = array.reshape(len(order), merge**2, -1)
     if isinstance(array, np.ndarray):
         return np.ascontiguousarray(squares[order]).reshape(array.shape)
@@ -173,25 +177,25 @@ def move_squares(ctx: Context, array: Moved, order: IntArray, merge: int) -> Mov
 
 
 def restore_squares(rows: FloatArray, order: IntArray) -> FloatArray:
-    """Rows of squares in this order, on the host, as they were before."""
+    """Undo `order` for rows of squares on the host."""
     return np.ascontiguousarray(rows[np.argsort(order)])
 
 
 def add_token(ctx: Context, x: FloatArray, token: FloatArray) -> FloatArray:
-    """Patches with one row more behind them."""
+    """Return the patches and, after them, the row `token`."""
     return join_rows(ctx, [widen(ctx, x), hold(ctx, token)[None]])
 
 
 def sum_axes(table: FloatArray, rows: IntArray, columns: IntArray) -> FloatArray:
-    """Positions (N, hidden) out of a table whose first half is that of columns, and the second one that of rows."""
+    """Return positions (N, hidden) from a table whose first half is for columns and whose second is for rows."""
     both: FloatArray = table[columns] + table[rows + np.int32(len(table) // 2)]
     return both
 
 
 def batch_parts(lengths: Sequence[int], page_size: int) -> RaggedBatch:
-    """Sequences of so many tokens, each computed at once, in pages of its own from 0 on.
+    """Return a batch of whole sequences of these lengths, each in its own pages, from page 0 on.
 
-    Rotation tables have a row for each token of the batch.
+    Its rotation tables have a row for each token of the batch.
     """
     counts = np.array(lengths, np.int32)
     ends = np.concatenate([np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)])
@@ -207,8 +211,10 @@ def batch_parts(lengths: Sequence[int], page_size: int) -> RaggedBatch:
 
 
 def cut_batch(batch: RaggedBatch, first: int, last: int) -> RaggedBatch:
-    """Tokens [first, last) of a batch of `batch_parts`, each of which sees all of its sequence: they are given as the
-    last ones of theirs, and have the rotations of their own."""
+    """Return tokens [first, last) of a batch of `batch_parts`, each with its rotation.
+
+    They are the last tokens of their sequences there, so that each sees all of its sequence.
+    """
     bounds = np.unique(np.clip(batch.query_starts, first, last))
     owners = np.searchsorted(batch.query_starts, bounds[:-1], side="right") - 1
     starts, lengths = (bounds - first).astype(np.int32), batch.context_lengths[owners]
@@ -220,7 +226,7 @@ def cut_batch(batch: RaggedBatch, first: int, last: int) -> RaggedBatch:
 
 
 def make_ones(count: int) -> FloatArray:
-    """A weight that changes nothing."""
+    """Return a weight of ones, which changes nothing."""
     return np.ones(count, np.float32)
 
 
@@ -229,8 +235,8 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranges:
-    """Bounds of a product: each part's input is cut to `inputs` (parts, 2), its result to `outputs` (2, columns), and
-    then multiplied by the `scale` (columns,), if there is one."""
+    """Bounds of a product: each part's input is clipped to `inputs` (parts, 2) and its result to `outputs` (2,
+    columns), which is then multiplied by `scale` (columns,), if there is one."""
 
     inputs: FloatArray
     outputs: FloatArray
@@ -240,11 +246,11 @@ class Ranges:
     def of(
         cls, inputs: Sequence[Range], outputs: Sequence[Range], splits: Sequence[int], scale: FloatArray | None
     ) -> Ranges:
-        """Ranges of each part, of which it gives so many columns."""
+        """Return the ranges of parts that make `splits` columns each."""
         return cls(np.array(inputs, np.float32), np.repeat(np.array(outputs, np.float32).T, splits, axis=1), scale)
 
     def multiply(self, ctx: Context, x: FloatArray, weight: LinearWeight) -> FloatArray:
-        """The product of x, whose parts may take other ranges of it."""
+        """Return the clipped product of x, whose parts may clip it differently."""
         device: Any = np if ctx.gpu is None else ctx.gpu.mx
         kinds, x = np.unique(self.inputs, axis=0), widen(ctx, x)
         made = [widen(ctx, linear(ctx, device.clip(x, *kind.tolist()), weight)) for kind in kinds]
@@ -259,7 +265,7 @@ class Ranges:
 
 
 def sum_slices(name: str, slices: Sequence[FloatArray]) -> Decoded:
-    """One matrix (rows, numbers) of slices in time (rows, ...), all of which see what stands still."""
+    """Return the sum of a weight's slices in time (rows, ...), for still pictures, as one matrix (rows, numbers)."""
     total = slices[0]
     for part in slices[1:]:
         total = total + part
@@ -267,9 +273,9 @@ def sum_slices(name: str, slices: Sequence[FloatArray]) -> Decoded:
 
 
 def cut_taps(x: FloatArray, bands: int, inputs: int, most: int) -> Iterator[FloatArray]:
-    """What a convolution 3 x 3 over every second frame and band sees of x (frames, bands * inputs), zeros around it.
+    """Yield the inputs (rows, inputs * 9) of a 3 x 3 convolution with stride 2 over x (frames, bands * inputs).
 
-    Columns (rows, inputs * 9), a row for each band of a frame that is kept, for at most so many of these at a time.
+    x has zeros around it. There is a row for each band of each output frame; at most `most` frames come at a time.
     """
     kept, count = -(-bands // 2), -(-len(x) // 2)
     padded = np.zeros((2 * count + 1, 2 * kept + 1, inputs), np.float32)
@@ -285,24 +291,24 @@ def cut_taps(x: FloatArray, bands: int, inputs: int, most: int) -> Iterator[Floa
 
 
 def join_arrays(parts: Sequence[Moved]) -> Moved:
-    """Arrays of the host in one, one behind another."""
+    """Return arrays of the host joined one after another."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def join_rows(ctx: Context, parts: Sequence[FloatArray]) -> FloatArray:
-    """Arrays of as many columns in one, one behind another."""
+    """Return arrays with equal columns joined one after another."""
     device: Any = np if ctx.gpu is None else ctx.gpu.mx
     joined: FloatArray = parts[0] if len(parts) == 1 else device.concatenate(parts)
     return joined
 
 
 def split_columns(x: FloatArray, count: int) -> list[FloatArray]:
-    """The columns of x in so many parts of the same width."""
+    """Return the columns of x in `count` parts of the same width."""
     return [np.ascontiguousarray(part) for part in np.split(x, count, axis=1)]
 
 
 def convolve_columns(x: FloatArray, taps: FloatArray) -> FloatArray:
-    """Each column of x (N, columns) with its own taps (columns, kernel), of which the last is the row's own."""
+    """Convolve each column of x (N, columns) with its own taps (columns, kernel); the last tap is the row's own."""
     kernel = taps.shape[1]
     padded = np.concatenate([np.zeros((kernel - 1, x.shape[1]), np.float32), x])
     total: FloatArray = padded[: len(x)] * taps[:, 0]
@@ -312,7 +318,7 @@ def convolve_columns(x: FloatArray, taps: FloatArray) -> FloatArray:
 
 
 def make_waves(count: int, columns: int) -> FloatArray:
-    """Sines, then cosines, of the numbers from 0 on, (count, columns), in waves from 1 to 10000 radians long."""
+    """Return sines, then cosines, of the numbers from 0 on, (count, columns), in waves from 1 to 10000 radians long."""
     half = columns // 2
     step = math.log(10000.0) / max(half - 1, 1)
     turns = np.array([math.exp(-step * place) for place in range(half)], np.float32).tolist()
@@ -323,12 +329,10 @@ def make_waves(count: int, columns: int) -> FloatArray:
 def widen_heads(
     queries: FloatArray, keys: FloatArray, values: FloatArray, scores: Sequence[FloatArray]
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Heads (N, heads, dim) with further numbers, by which a product of query and key also has the score of their
-    distance.
+    """Widen heads (N, heads, dim) by numbers that add the score of their distance to a product of query and key.
 
-    `scores` has for each head (N, window) those of keys 0, 1, 2, ... rows before a query. Each stands in a place of the
-    query where the key that is so far away has a one: its row's number, modulo as many places as there are. Values have
-    zeros there.
+    `scores` has, for each head, (N, window) scores of keys 0, 1, 2, ... rows before a query. Each is put into the place
+    of the query at which that key has a one: the key's row, modulo the number of places. Values have zeros there.
     """
     (count, heads, dim), window = queries.shape, scores[0].shape[1]
     room = -(-window // 4) * 4
@@ -352,5 +356,5 @@ def fill_pool(pool: PoolArray, rows: FloatArray) -> None:
 
 
 def narrow_heads(x: FloatArray, heads: int, dim: int) -> FloatArray:
-    """The first `dim` numbers of each head of x (N, heads * more), (N, heads * dim)."""
+    """Return the first `dim` numbers of each head of x (N, heads * more), as (N, heads * dim)."""
     return np.ascontiguousarray(x.reshape(len(x), heads, -1)[:, :, :dim]).reshape(len(x), heads * dim)

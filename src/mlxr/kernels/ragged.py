@@ -1,6 +1,6 @@
-"""The ragged batch: tokens of several sequences one after another, as one forward pass sees them.
+"""The ragged batch: tokens of several sequences one after another, for one forward pass.
 
-Prefill chunks and single decode tokens share one batch. Integers only; knows no model and no cache arrays.
+Prefill chunks and single decode tokens share one batch. It has only integers, and knows no model and no cache arrays.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _NAME = "RaggedBatch"
 NO_STATE = -1
 NO_STATES: IntArray = np.empty(0, dtype=np.int32)
 NO_AXES: IntArray = np.empty((3, 0), dtype=np.int32)
-MAX_RUN = 16  # neighbouring tokens of one text that are computed as sequences of their own
+MAX_RUN = 16  # most neighbouring tokens of one text that are computed as sequences of one token (`split_rows`)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsOver:
-    """Rows that stand where embeddings of tokens would be looked up: those of encoded pictures.
+    """Rows of encoded pictures, which take the place of embeddings of tokens.
 
-    Each has `values` (rows, hidden * (1 + extra)): what enters the first layer, then what is added to what leaves each
-    of the first `extra` layers.
+    `values` are (rows, hidden * (1 + extra)): each row has the input of the first layer, then what is added to the
+    output of each of the first `extra` layers.
     """
 
     places: IntArray  # (rows,): tokens of the batch, ascending
@@ -39,40 +39,41 @@ class RaggedBatch:
 
     The tokens of a sequence are the last ones of its context: positions end at context_length - 1.
 
-    Layers whose caches differ form groups, each with its own slots and page table. A batch is that of the first group;
-    `others` are the same batch as the other groups see it (`of_group`).
+    Layers whose caches differ form groups, each with its own slots and page table. A batch has those of the first
+    group; `others` are the same batch with those of the other groups (`of_group`).
 
-    Recurrent layers keep one state for each sequence, in slots of their pools. A model without any pages has slots of
-    -1 and a page table without columns.
+    Recurrent layers keep one state for each sequence, in slots of their pools. For a model without any pages, slots are
+    -1 and the page table has no columns.
     """
 
     token_ids: IntArray  # (T,)
     positions: IntArray  # (T,): of each token in its sequence
     slots: IntArray  # (T,): page_id * page_size + offset where the token's K and V go
     query_starts: IntArray  # (S + 1,): tokens of sequence s are [query_starts[s], query_starts[s+1])
-    context_lengths: IntArray  # (S,): tokens in the cache with this step's
+    context_lengths: IntArray  # (S,): tokens in the cache, including this step's
     page_table: IntArray  # (S, max_pages): page ids in order of position, -1 where there is none
     output_rows: IntArray  # (R,): the tokens whose logits are wanted
-    # Slots of states, (S,), empty for a model without recurrent layers: where a sequence begins, NO_STATE for zeros;
-    # where that after its last token goes, which nobody reads in this step; and what the next step may write, if known.
+    # Slots of states, (S,), empty for a model without recurrent layers. reads: the state before a sequence's first
+    # token, NO_STATE for zeros; writes: the state after its last token, in slots that this step does not read; nexts:
+    # the slots that the next step may write, if known.
     state_reads: IntArray = field(init=False, default_factory=lambda: NO_STATES)
     state_writes: IntArray = field(init=False, default_factory=lambda: NO_STATES)
     state_nexts: IntArray = field(init=False, default_factory=lambda: NO_STATES)
     longest_context: int = field(init=False)  # tokens of the longest context
-    # 1, or MAX_RUN where sequences are single tokens of which so many may be neighbours in one text (`split_rows`):
-    # keys of those before a token are then written by the same step
+    # 1, or MAX_RUN if sequences are single tokens, of which so many may be neighbours in one text (`split_rows`): the
+    # same step then writes the keys of the tokens before them
     longest_run: int = field(init=False, default=1)
     others: tuple[RaggedBatch, ...] = field(init=False, default=())
     adapters: tuple[object, ...] = field(init=False, default=())  # of each sequence, or None; empty if none has one
-    types: IntArray = field(init=False, default_factory=lambda: NO_STATES)  # of tokens; empty where all are 0
+    types: IntArray = field(init=False, default_factory=lambda: NO_STATES)  # of tokens; empty if all are 0
     rows_over: RowsOver | None = field(init=False, default=None)
-    # (3, T): where tokens stand on the axes by which queries and keys turn, of a batch with pictures; empty where all
-    # three are the same for each. `turns` (T,) are rows of rotation tables, which with axes were made for this batch;
-    # empty where these are the positions
+    # (3, T): coordinates of tokens on the three axes of rotation, in a batch with pictures; empty if the three are the
+    # same for each token. `turns` (T,) are the tokens' rows in the rotation tables, which are made for this batch if
+    # there are axes; empty if the rows are the positions
     axes: IntArray = field(init=False, default_factory=lambda: NO_AXES)
     turns: IntArray = field(init=False, default_factory=lambda: NO_STATES)
-    # (T,): where the positions end that a token sees in layers with whole pictures, for one of a picture that of its
-    # last token; empty where all end with their own
+    # (T,): the end of the positions that a token sees in layers with whole pictures: for a picture's token, its last
+    # token's; empty if every token sees up to its own
     ends: IntArray = field(init=False, default_factory=lambda: NO_STATES)
 
     def __post_init__(self) -> None:
@@ -84,9 +85,9 @@ class RaggedBatch:
     def of_single_tokens(
         cls, token_ids: list[int], positions: list[int], slots: list[int], page_table: IntArray
     ) -> RaggedBatch:
-        """One token of each sequence, which all are wanted: right by the way it is made, so that no look is needed.
+        """Return a batch of one token of each sequence, with logits of all; unchecked, as it is correct as made.
 
-        Between the steps of a model nothing of the interpreter is in the caches, and memory waits for it.
+        That saves time between steps, when the interpreter's code and data have left the processor's caches.
         """
         order = list(range(len(token_ids) + 1))
         lengths = [position + 1 for position in positions]
@@ -97,7 +98,7 @@ class RaggedBatch:
     def of_few_tokens(
         cls, token_ids: list[int], positions: list[int], slots: list[int], counts: list[int], page_table: IntArray
     ) -> RaggedBatch:
-        """As many tokens of each sequence as `counts` says, which all are wanted: right as `of_single_tokens` is."""
+        """Return a batch of `counts[s]` tokens of each sequence s, with logits of all, unchecked."""
         starts = [0, *accumulate(counts)]
         lengths = [positions[stop - 1] + 1 for stop in starts[1:]]
         rows = np.array((token_ids, positions, slots, range(len(token_ids))), dtype=np.int32)
@@ -106,7 +107,7 @@ class RaggedBatch:
 
     @classmethod
     def _join(cls, *values: IntArray) -> RaggedBatch:
-        """The arrays, unchecked, from token ids to output rows."""
+        """Return a batch of these arrays, from token ids to output rows, unchecked."""
         batch = cls.__new__(cls)
         states, longest = (NO_STATES, NO_STATES, NO_STATES), max(values[4].tolist())
         for name, value in zip(
@@ -116,7 +117,7 @@ class RaggedBatch:
         return batch
 
     def with_groups(self, places: Iterable[tuple[IntArray, IntArray]]) -> RaggedBatch:
-        """The batch with the slots and page tables of further groups."""
+        """Return the batch with the slots and page tables of further groups."""
         others = tuple(self._replace(slots=slots, page_table=table) for slots, table in places)
         for other in others:
             check_ints(_NAME, "slots", other.slots)
@@ -128,10 +129,10 @@ class RaggedBatch:
     def with_states(
         self, reads: IntArray, writes: IntArray, nexts: IntArray | None = None, *, spare: int | None = None
     ) -> RaggedBatch:
-        """The batch with the slots that hold the states of its sequences, before it, after it and after the next one.
+        """Return the batch with the slots of its sequences' states before it, after it and after the next one.
 
-        Without `nexts` it is not known what the step after this one writes. Sequences whose states nobody wants may all
-        write slot `spare`. Raises ValueError unless each other one has a slot of its own to write, which no sequence
+        Without `nexts`, the slots that the next step writes are unknown. Sequences whose states nobody wants may all
+        write slot `spare`. Raises ValueError unless each of the others writes a slot of its own, which no sequence
         reads.
         """
         unknown = np.full(len(writes), NO_STATE, np.int32) if nexts is None else nexts
@@ -140,19 +141,19 @@ class RaggedBatch:
         return batch
 
     def with_adapters(self, adapters: tuple[object, ...]) -> RaggedBatch:
-        """The batch with the adapter of each sequence, which the model knows; None for a sequence without one."""
+        """Return the batch with the adapter (an object of the model) of each sequence; None for one without."""
         check_size(_NAME, "number of adapters", len(adapters), self.sequences)
         return self._replace(adapters=adapters) if any(one is not None for one in adapters) else self
 
     def with_types(self, types: IntArray) -> RaggedBatch:
-        """The batch with the types of its tokens, (T,): 1 of those of the second of two texts, else 0."""
+        """Return the batch with the types of its tokens, (T,): 1 for tokens of the second of two texts, else 0."""
         check_ints(_NAME, "types", types)
         check_size(_NAME, "length of types", types.shape[0], self.tokens)
         return self._replace(types=types)
 
     def with_pictures(self, rows: RowsOver | None, axes: IntArray, ends: IntArray = NO_STATES) -> RaggedBatch:
-        """The batch with rows over embeddings, where its tokens stand on three axes, (3, T) or (3, 0), and where what
-        they see ends, (T,) or (0,). Of other tables they get the row of token 0, the padding."""
+        """Return the batch with rows in place of embeddings, and the tokens' `axes`, (3, T) or (3, 0), and `ends`, (T,)
+        or (0,). The ids of tokens with such rows become 0, the padding, for look-ups in other tables."""
         check_ints(_NAME, "axes", axes, 2)
         if axes.shape not in ((3, 0), (3, self.tokens)):
             refuse(_NAME, "axes", f"of shape {axes.shape}", f"(3, {self.tokens}), or (3, 0)")
@@ -162,7 +163,7 @@ class RaggedBatch:
         if len(ends) not in (0, self.tokens):
             refuse(_NAME, "length of ends", len(ends), f"{self.tokens}, or 0")
         turns = np.arange(axes.shape[1], dtype=np.int32)
-        if axes.shape[1] and (axes == axes[0]).all():  # texts behind pictures stand in one place of ordinary tables
+        if axes.shape[1] and (axes == axes[0]).all():  # as in texts after pictures: ordinary tables will do
             turns, axes = np.ascontiguousarray(axes[0]), NO_AXES
         others = tuple(other._replace(axes=axes, turns=turns, ends=ends) for other in self.others)
         token_ids = self.token_ids
@@ -177,15 +178,15 @@ class RaggedBatch:
         return self.turns if len(self.turns) else self.positions
 
     def place_types(self, rows: int) -> IntArray:
-        """The row of each token in a table with `rows` for each type, one for each position, or one for all."""
+        """Return the row of each token in a table with `rows` rows for each type: one per position, or one for all."""
         places = np.zeros_like(self.positions) if rows == 1 else self.positions
         return places + self.types * np.int32(rows) if len(self.types) else places
 
     def split_rows(self) -> RaggedBatch:
-        """The same tokens as sequences of one token each, all of them wanted, that share the pages of their text.
+        """Return the same tokens as sequences of one token each, with logits of all; they share their text's pages.
 
-        A token sees what is before it: in every layer keys and values of all tokens are written before any is read.
-        For sequences of at most MAX_RUN tokens, without states and adapters.
+        A token still sees those before it, because every layer writes all keys and values before it reads any. The
+        batch must have sequences of at most MAX_RUN tokens, without states and adapters.
         """
         owners = np.repeat(np.arange(self.sequences, dtype=np.int32), np.diff(self.query_starts))
         rows = np.arange(self.tokens + 1, dtype=np.int32)
@@ -201,10 +202,9 @@ class RaggedBatch:
         return split.with_groups(zip([group.slots for group in self.others], places[1:], strict=True))
 
     def with_tokens(self, **values: IntArray) -> RaggedBatch:
-        """The batch with single tokens in other places, and no other groups or states.
+        """Return the batch of single tokens with these arrays replaced, and without other groups or states.
 
-        They are right by the way they are made of checked ones, so that no look is needed, as between two steps of a
-        model nothing should take time.
+        Nothing is checked: the arrays are made of checked ones, and time between steps is precious.
         """
         lengths = values["context_lengths"]
         none: dict[str, object] = {"state_reads": NO_STATES, "state_writes": NO_STATES, "state_nexts": NO_STATES}
@@ -212,20 +212,20 @@ class RaggedBatch:
 
     @property
     def has_states(self) -> bool:
-        """Whether the sequences have states."""
+        """True if the sequences have states."""
         return len(self.state_writes) > 0
 
     @property
     def groups(self) -> tuple[RaggedBatch, ...]:
-        """The batch as each group of layers sees it."""
+        """The batch with the slots and page table of each group, in order."""
         return (self, *self.others)
 
     def of_group(self, number: int) -> RaggedBatch:
-        """The batch with the slots and page table of group `number`."""
+        """Return the batch with the slots and page table of group `number`."""
         return self if number == 0 else self.others[number - 1]
 
     def _replace(self, **changes: object) -> RaggedBatch:
-        """A copy with other values, unchecked."""
+        """Return a copy with some fields replaced, unchecked."""
         copy = type(self).__new__(type(self))
         for name in _FIELDS:
             object.__setattr__(copy, name, changes.get(name, getattr(self, name)))
@@ -243,7 +243,7 @@ class RaggedBatch:
 
     @property
     def is_step(self) -> bool:
-        """Whether each sequence has one token, none of which is a neighbour of another one in the same text."""
+        """True if each sequence has one token, and no two of them are neighbours in the same text."""
         return self.longest_run == 1 and self.tokens == self.sequences
 
     def _check_shapes(self) -> None:
@@ -258,7 +258,7 @@ class RaggedBatch:
             refuse(_NAME, "the batch", f"{self.tokens} tokens of {self.sequences} sequences", "at least one of each")
 
     def _check_states(self, spare: int | None) -> None:
-        """Slots are written by one sequence each, and not read by any."""
+        """Check that each slot that is written, except `spare`, is written by one sequence and read by none."""
         for name in ("state_reads", "state_writes", "state_nexts"):
             slots = getattr(self, name)
             check_ints(_NAME, name, slots)

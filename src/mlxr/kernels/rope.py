@@ -1,7 +1,7 @@
-"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864), in place, from a table of cos and sin; and how tables
-are stretched for longer contexts (YaRN, longrope, Llama 3).
+"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864), in place, from a table of cos and sin; and tables
+stretched for longer contexts (YaRN, longrope, Llama 3).
 
-A table may say besides by what queries are multiplied at each position, and one that rotates nothing leaves x as it is.
+A table may also have factors of queries at each position, and a table may rotate nothing.
 """
 
 # ruff: noqa: ARG001 -- every implementation takes the context
@@ -32,7 +32,7 @@ MAX_FACTOR = 1e6
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """One scaling rule. Fields that a kind does not use keep their defaults; ModelError for values that make no sense.
+    """A scaling rule. Fields that a kind does not use keep their defaults; ModelError for values that make no sense.
 
     `attention_factor` multiplies cos and sin (with yarn: `yarn_attention_factor` unless the model states its own, with
     longrope `longrope_attention_factor`). `short_factors` and `long_factors` are longrope's, one for each pair.
@@ -71,15 +71,15 @@ class RopeScaling:
             )
 
     def list_factors(self, context: int) -> tuple[float, ...]:
-        """Longrope's factors for contexts of up to `context` tokens."""
+        """Return longrope's factors for contexts of up to `context` tokens."""
         assert self.original_context is not None  # checked when made
         return self.long_factors if context > self.original_context else self.short_factors
 
 
 @dataclass(frozen=True, slots=True)
 class QueryTemperature:
-    """Queries at position p are multiplied by 1 + beta * ln(1 + floor((p + offset) / period)); with an offset of 0 in
-    Ministral 3, of 1 in Llama 4. Raises ModelError for values that make no sense."""
+    """Factors of queries by position p, 1 + beta * ln(1 + floor((p + offset) / period)); the offset is 0 in Ministral 3
+    and 1 in Llama 4. Raises ModelError for values that make no sense."""
 
     beta: float
     period: int
@@ -95,24 +95,24 @@ class QueryTemperature:
 
 
 def power(base: float, numerator: int, denominator: int) -> float:
-    """`base` to the power of a fraction, rounded once from 40 digits, so that it is the same on every machine."""
+    """Return `base` to the power of a fraction, rounded once from 40 digits: the same on every machine."""
     return float(
         _DIGITS.power(decimal.Decimal(base), _DIGITS.divide(decimal.Decimal(numerator), decimal.Decimal(denominator)))
     )
 
 
 def logarithm(value: float) -> float:
-    """The natural logarithm, rounded once from 40 digits."""
+    """Return the natural logarithm, rounded once from 40 digits."""
     return float(_DIGITS.ln(decimal.Decimal(value)))
 
 
 def stretch_base(theta: float, factor: float, rot_dim: int) -> float:
-    """The base with which high frequencies stay and the lowest is divided by `factor` ("NTK-aware" scaling)."""
+    """Return the base that keeps high frequencies and divides the lowest by `factor` ("NTK-aware" scaling)."""
     return theta * power(factor, rot_dim, rot_dim - 2)
 
 
 def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all_dim: float | None = None) -> float:
-    """The attention factor yarn recommends: 0.1 ln(factor) + 1, or the quotient of two such with given weights."""
+    """Return yarn's recommended attention factor: 0.1 ln(factor) + 1, or a quotient of two such with given weights."""
 
     def scale(weight: float) -> float:
         return 0.1 * weight * logarithm(factor) + 1.0 if factor > 1 else 1.0
@@ -123,7 +123,7 @@ def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all
 
 
 def longrope_attention_factor(factor: float, original_context: int) -> float:
-    """The attention factor that longrope recommends for a model made `factor` times as long as its original context."""
+    """Return longrope's recommended attention factor for a context `factor` times as long as the original one."""
     if factor <= 1 or original_context <= 1:
         return 1.0
     return math.sqrt(1.0 + logarithm(factor) / logarithm(original_context))
@@ -158,7 +158,7 @@ class RopeTable:
 
     @property
     def positions(self) -> int:
-        """Positions from 0 that the table covers."""
+        """The number of positions that the table covers, from 0 on."""
         return len(self.cos)
 
 
@@ -221,10 +221,10 @@ def build_table(
     context: int | None = None,
     temperature: QueryTemperature | None = None,
 ) -> RopeTable:
-    """The table of `positions` positions with base `theta` (Su et al. 2021, arXiv:2104.09864).
+    """Return the table of `positions` positions with base `theta` (Su et al. 2021, arXiv:2104.09864).
 
-    With a rot_dim of 0 nothing is rotated. `frequency_factors` (rot_dim / 2), as GGUF's `rope_freqs.weight` holds them,
-    divide the frequencies. `context` is the longest context that will be served, by which longrope chooses.
+    With a rot_dim of 0 nothing is rotated. `frequency_factors` (rot_dim / 2), as in GGUF's `rope_freqs.weight`, divide
+    the frequencies. `context` is the longest context that will be served, by which longrope chooses its factors.
     """
     factors = None if temperature is None else _temper(positions, temperature)
     if not rot_dim:
@@ -238,9 +238,9 @@ def build_table(
 
 
 def gather_table(table: RopeTable, axes: IntArray, pair_axes: Sequence[int]) -> RopeTable:
-    """A row for each of T tokens that stand on several axes at `axes` (axes, T); a pair turns by its own of them.
+    """Return a table with a row for each of T tokens, whose coordinates are `axes` (axes, T); a pair turns by one axis.
 
-    The numbers are those of the table's rows, to the bit.
+    The numbers are those of the given table, to the bit.
     """
     pairs = np.arange(table.cos.shape[1])
     places = axes[np.array(pair_axes, np.intp)].T
@@ -252,9 +252,10 @@ def gather_table(table: RopeTable, axes: IntArray, pair_axes: Sequence[int]) -> 
 def build_plane_table(
     rows: IntArray, columns: IntArray, head_dim: int, theta: float, *, lies_between: bool = False
 ) -> RopeTable:
-    """A row for each of T tokens on a plane: the first half of all pairs turns by its row, the second by its column.
+    """Return a table with a row for each of T tokens of a plane: the first half of pairs turns by the token's row, the
+    second by its column.
 
-    Both turn by the same frequencies, or with `lies_between` columns by those between the ones of rows.
+    Both have the same frequencies; with `lies_between`, those of columns lie between those of rows.
     """
     frequencies = _plain(head_dim, theta) if head_dim else np.empty(0)
     axes = (rows, frequencies[0::2]), (columns, frequencies[1 if lies_between else 0 :: 2])
@@ -274,7 +275,7 @@ def inverse_frequencies(
     frequency_factors: Sequence[float] | None = None,
     context: int | None = None,
 ) -> DoubleArray:
-    """Radians per position of each pair, (rot_dim / 2,): theta ** (-2 i / rot_dim), scaled."""
+    """Return the radians per position of each pair, (rot_dim / 2,): theta ** (-2 i / rot_dim), scaled."""
     if rot_dim < 2 or rot_dim % 2:
         refuse("build_table", "rot_dim", rot_dim, "an even number from 2")
     frequencies = _plain(rot_dim, theta)
@@ -309,7 +310,7 @@ def _scale(plain: DoubleArray, rot_dim: int, theta: float, scaling: RopeScaling,
 
 
 def _yarn_ramp(rot_dim: int, theta: float, scaling: RopeScaling) -> DoubleArray:
-    """0 for pairs that turn often within the original context, 1 for those that hardly turn, a ramp between."""
+    """Return 0 for pairs that turn often within the original context, 1 for those that hardly turn, a ramp between."""
 
     def pair_turning(rotations: float) -> float:
         assert scaling.original_context is not None  # checked when made
@@ -326,7 +327,7 @@ def _yarn_ramp(rot_dim: int, theta: float, scaling: RopeScaling) -> DoubleArray:
 
 
 def llama3_factors(plain: DoubleArray, factor: float, original_context: int, low: float, high: float) -> DoubleArray:
-    """Return what Llama 3.1 divides each plain frequency by; GGUF files store these as `rope_freqs.weight`.
+    """Return the divisors of plain frequencies in Llama 3.1; GGUF files store them as `rope_freqs.weight`.
 
     Wavelengths below original_context / high stay, those above original_context / low are divided by `factor`, with a
     smooth transition.

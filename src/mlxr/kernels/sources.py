@@ -1,6 +1,6 @@
-"""Weight tensors that are not as a file has them: decoded, cut, in another order, scaled, updated; several as one.
+"""Weight tensors made of others: decoded, cut, reordered, scaled, updated or joined.
 
-Each is made of other tensors (`TensorSource`), and decodes or copies only when it is asked for.
+Each is made of tensors of a file (`TensorSource`), and decodes or copies only when its data is read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FLOAT_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decoded:
-    """A small tensor decoded to float32 for kernels that shall not round it: a router. One axis becomes one row."""
+    """A tensor decoded to float32, such as a router's, which kernels must not round."""
 
     name: str
     values: FloatArray
@@ -33,7 +33,7 @@ class Decoded:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(rows, columns), or what is left of them."""
+        """The shape of the numbers."""
         return self.values.shape
 
     @property
@@ -48,7 +48,7 @@ class Decoded:
 
     @property
     def is_mapped(self) -> bool:
-        """No: the bytes are not those of a file."""
+        """False: the bytes are not those of a file."""
         return False
 
     def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
@@ -64,7 +64,7 @@ class Decoded:
         return Decoded(self.name, self.values[index])
 
     def take_columns(self, columns: range) -> Decoded:
-        """These columns of a matrix, copied."""
+        """Return these columns of a matrix, copied."""
         return Decoded(self.name, np.ascontiguousarray(self.values[:, _as_slice(columns)]))
 
     def release(self) -> None:
@@ -73,7 +73,7 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
-    """A matrix that is made of another one, `source`, each time when it is asked for; it has its name and type."""
+    """A matrix made of another one, `source`, each time its data is read; it has the name and type of the source."""
 
     source: TensorSource
 
@@ -94,11 +94,11 @@ class View:
 
     @property
     def is_mapped(self) -> bool:
-        """No: the bytes are not those of a file."""
+        """False: the bytes are not those of a file."""
         return False
 
     def take_matrix(self, index: int) -> TensorSource:
-        """Refuse: this is one."""
+        """Raise ValueError: this is a matrix, not a stack."""
         raise ValueError(f"tensor {self.name} has no part {index}, as it is a matrix")
 
     def release(self) -> None:
@@ -108,9 +108,9 @@ class View:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns(View):
-    """Some columns of a matrix as the rows of another one, made each time when they are asked for.
+    """Some columns of a matrix as the rows of another one, made each time its data is read.
 
-    It keeps the type of floats; of quantised numbers it is bf16.
+    It has the source's type if that is one of floats, otherwise bf16.
     """
 
     rows: range
@@ -122,7 +122,7 @@ class Columns(View):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(rows, columns), where the matrix has columns and rows."""
+        """(rows, columns): the chosen columns of the source, by its rows."""
         return (len(self.rows), self.source.shape[0])
 
     @property
@@ -162,7 +162,7 @@ def _as_slice(rows: range) -> slice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stack:
-    """Matrices of one type and one shape as one tensor (parts, rows, columns), each of which stays where it is."""
+    """Matrices of one type and one shape as one tensor (parts, rows, columns), without a copy."""
 
     name: str
     parts: Sequence[TensorSource]
@@ -189,7 +189,7 @@ class Stack:
 
     @property
     def is_mapped(self) -> bool:
-        """Whether there is but one part, in a mapped file: several are joined."""
+        """True if there is only one part, in a mapped file; several are joined by copying."""
         return len(self.parts) == 1 and self.parts[0].is_mapped
 
     def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
@@ -212,7 +212,7 @@ class Stack:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Joined(Stack):
-    """Matrices of one type, as wide as one another, as one: the rows of each after those of the one before."""
+    """Matrices of one type and one width as one matrix, with their rows one after another."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -235,7 +235,7 @@ class Joined(Stack):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Picked(View):
-    """Some rows of a matrix, in an order of their own, as a tensor; its blocks are copied when they are asked for."""
+    """Some rows of a matrix, in any order, as a tensor; its blocks are copied when they are read."""
 
     rows: IntArray
 
@@ -271,8 +271,10 @@ class Picked(View):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PaddedRows(View):
-    """A matrix with rows of zeros behind each `rows` rows, so that they are `padded`: blocks of zero bytes are zeros in
-    every type. Its blocks are made when they are asked for."""
+    """A matrix with each `rows` rows padded to `padded` by rows of zeros: blocks of zero bytes are zeros in every type.
+
+    Its blocks are made when they are read.
+    """
 
     rows: int
     padded: int
@@ -306,32 +308,32 @@ class PaddedRows(View):
 
 
 def part_groups(groups: int, sizes: Sequence[int]) -> list[IntArray]:
-    """Which rows the parts of a tensor have that has `groups` groups of rows, each with so many of each part."""
+    """Return the rows of each part of a tensor with `groups` groups of rows, each with `sizes[i]` rows of part i."""
     rows = np.arange(groups * sum(sizes), dtype=np.int32).reshape(groups, -1)
     return [part.reshape(-1) for part in np.split(rows, np.cumsum(sizes)[:-1], axis=1)]
 
 
 def pick_parts(tensor: TensorSource, parts: Sequence[IntArray]) -> Picked:
-    """The rows of these parts of a tensor, one part after another."""
+    """Return the rows of these parts of a tensor, one part after another."""
     return Picked(tensor, np.concatenate(parts))
 
 
 def take_halves(tensor: TensorSource, groups: int) -> tuple[Picked, Picked]:
-    """The first halves of `groups` groups of rows, and the second ones."""
+    """Return the first halves of `groups` groups of rows, and the second halves."""
     half = tensor.shape[0] // groups // 2
     first, second = part_groups(groups, (half, half))
     return Picked(tensor, first), Picked(tensor, second)
 
 
 def as_float32(tensor: TensorSource) -> Decoded:
-    """The tensor decoded, whole; its source is released. A vector becomes a matrix of one row."""
+    """Return the whole tensor decoded, and release it. A vector becomes a matrix of one row."""
     values = np.ascontiguousarray(np.atleast_2d(tensor.to_float32()), np.float32)
     tensor.release()
     return Decoded(tensor.name, values)
 
 
 def stack_vectors(name: str, parts: Sequence[TensorSource]) -> Decoded:
-    """Vectors of one length, decoded, as the rows of one tensor. Raises ModelError for others."""
+    """Return vectors of one length, decoded, as the rows of one tensor. Raises ModelError if the lengths differ."""
     for part in parts:
         if part.shape != parts[0].shape or len(part.shape) != 1:
             raise ModelError(f"tensor {part.name} has shape {part.shape}, expected a vector as {parts[0].name} is")
@@ -339,13 +341,13 @@ def stack_vectors(name: str, parts: Sequence[TensorSource]) -> Decoded:
 
 
 def cut_vector(tensor: TensorSource, start: int, stop: int) -> Decoded:
-    """The numbers [start:stop] of a small vector, decoded."""
+    """Return the numbers [start:stop] of a small vector, decoded."""
     values = np.ascontiguousarray(tensor.to_float32()[start:stop], np.float32)
     return Decoded(tensor.name, values)
 
 
 def cut_columns(tensor: TensorSource, start: int, stop: int) -> Reordered:
-    """The columns [start:stop] of a matrix. Raises ModelError where they are no whole blocks of its type."""
+    """Return columns [start:stop] of a matrix. Raises ModelError if they are not whole blocks of its type."""
     block_columns = _BLOCK_COLUMNS.get(tensor.type_name, 1)
     if start % block_columns or stop % block_columns:
         raise ModelError(
@@ -359,14 +361,14 @@ def cut_columns(tensor: TensorSource, start: int, stop: int) -> Reordered:
 class Reordered(View):
     """A matrix whose column i is column `columns[i]` of the source.
 
-    It keeps the source's type where whole blocks of it move, else it is f32, decoded when it is asked for.
+    It keeps the source's type if only whole blocks move; otherwise it is f32, decoded when it is read.
     """
 
     columns: IntArray
 
     @cached_property
     def _blocks(self) -> IntArray | None:
-        """The order of the blocks of a row; None where columns leave their block."""
+        """The order of the blocks of a row; None if columns leave their block."""
         size = _BLOCK_COLUMNS.get(self.source.type_name)
         if size is None or len(self.columns) % size:
             return None
@@ -422,7 +424,7 @@ def pick_columns(tensor: TensorSource, columns: Sequence[int]) -> Reordered:
 
 
 def pick_numbers(tensor: TensorSource, places: Sequence[int]) -> Decoded:
-    """Return a small tensor decoded, whose number i of each row, or number i, is that at `places[i]` of another one."""
+    """Return a small tensor decoded, with the numbers along its last axis taken from `places`."""
     return Decoded(tensor.name, np.ascontiguousarray(tensor.to_float32()[..., np.array(places, np.int32)]))
 
 
@@ -432,12 +434,12 @@ def add_one(tensor: TensorSource) -> Decoded:
 
 
 def turn_matrix(tensor: TensorSource) -> Decoded:
-    """Return a small matrix with its rows as columns."""
+    """Return a small matrix transposed."""
     return Decoded(tensor.name, np.ascontiguousarray(tensor.to_float32().T))
 
 
 def take_rates(logarithms: TensorSource) -> Decoded:
-    """Return -exp(x): the rates of decay of states, of which folders keep logarithms."""
+    """Return -exp(x): the rates of decay of states, whose logarithms model folders keep."""
     # In float32 the last bit of NumPy's exp depends on the processor.
     return Decoded(logarithms.name, -np.exp(logarithms.to_float32().astype(np.float64)).astype(np.float32))
 
@@ -448,7 +450,7 @@ def make_zeros(name: str, rows: int, columns: int) -> Decoded:
 
 
 def make_choice(name: str, rows: int, columns: int) -> Decoded:
-    """Return a matrix whose product is the first `rows` of so many numbers."""
+    """Return a matrix (rows, columns) whose product with a vector is the vector's first `rows` numbers."""
     return Decoded(name, np.eye(rows, columns, dtype=np.float32))
 
 
@@ -458,19 +460,19 @@ def make_vector(name: str, numbers: Sequence[float]) -> Decoded:
 
 
 def make_words(numbers: Sequence[int]) -> npt.NDArray[np.uint64]:
-    """Return whole numbers as files keep large ones, in 64 bits."""
+    """Return integers as unsigned 64-bit numbers, as files keep large ones."""
     return np.array(numbers, np.uint64)
 
 
 def round_float(number: float) -> float:
-    """Return the number that 32 bits keep of another one."""
+    """Return a number rounded to float32."""
     return c_float(number).value
 
 
 def scale_rows(source: TensorSource, factors: Sequence[float], counts: Sequence[int]) -> Scaled:
-    """The tensor with the first `counts[0]` rows multiplied by `factors[0]`, the next ones by the next factor.
+    """Return the tensor with the first `counts[0]` rows multiplied by `factors[0]`, the next `counts[1]` by the next.
 
-    Raises ValueError where the counts are not those of its rows.
+    Raises ValueError if the counts do not add up to its rows.
     """
     rows = np.repeat(np.asarray(factors, np.float32), counts)
     if (len(rows),) != source.shape[:1] or len(source.shape) != 2:
@@ -480,10 +482,9 @@ def scale_rows(source: TensorSource, factors: Sequence[float], counts: Sequence[
 
 @dataclass(frozen=True, eq=False)
 class Scaled(View):
-    """The rows of `source`, each times its one of `factors` (rows,), in the source's type, or in f32 if that is none
-    of floats.
+    """The rows of `source`, multiplied by `factors` (rows,), in the source's type if that is f16 or bf16, else in f32.
 
-    `data` is made when it is first asked for, and kept until `release`.
+    `data` is made when it is first read, and kept until `release`.
     """
 
     factors: FloatArray
@@ -519,7 +520,7 @@ class Scaled(View):
         self.source.release()
 
     def _multiply(self, start: int | None, stop: int | None) -> npt.NDArray[Any]:
-        """Rows [start:stop] in the type that this has, bf16 as words."""
+        """Return rows [start:stop] in this tensor's type, bf16 as words."""
         values: FloatArray = self.source.to_float32(start, stop) * self.factors[start:stop, None]
         match self.type_name:
             case "bf16":
@@ -532,7 +533,7 @@ class Scaled(View):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """scale * b a, with `a` (rank, columns) and `b` (n, rank), for `rows` (n,) of a matrix."""
+    """A low-rank update, scale * b a with `a` (rank, columns) and `b` (n, rank), of `rows` (n,) of a matrix."""
 
     rows: IntArray
     a: FloatArray
@@ -541,18 +542,18 @@ class Update:
 
 
 def number_rows(name: str, rows: int) -> Decoded:
-    """A tensor (rows, 1) of the numbers of its rows, to be cut and picked from as a weight of that name."""
+    """Return a tensor (rows, 1) of its row numbers, to be cut and picked from like the weight of that name."""
     return Decoded(name, np.arange(rows, dtype=np.float32)[:, None])
 
 
 def read_row_numbers(numbered: TensorSource) -> IntArray:
-    """The numbers of the rows that are left of what `number_rows` made."""
+    """Return the row numbers that are left in a tensor of `number_rows`."""
     return numbered.to_float32()[:, 0].astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Updated(View):
-    """The rows of `source` with `updates` added, which have no row in common; as f32."""
+    """The rows of `source` with `updates` added, in f32; no row is in two updates."""
 
     updates: Sequence[Update]
 
@@ -569,7 +570,7 @@ class Updated(View):
         return 4 * self.shape[0] * self.shape[1]
 
     def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
-        """Rows [start:stop] with what is added to them."""
+        """Return rows [start:stop] with their updates added."""
         first, last, _ = slice(start, stop).indices(self.shape[0])
         values = np.array(self.source.to_float32(first, last), np.float32)
         for update in self.updates:
@@ -578,7 +579,7 @@ class Updated(View):
         return values
 
     def pick_rows(self, rows: IntArray) -> TensorSource:
-        """The same with these rows, in their order."""
+        """Return a tensor of these rows, in their order."""
         return Picked(Decoded(self.name, self.to_float32()), rows)
 
     def take_rows(self, start: int, stop: int) -> TensorSource:
@@ -588,6 +589,6 @@ class Updated(View):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UpdatedStack(Stack):
-    """The matrices of the stack `source`, of which some are updated ones."""
+    """The matrices of the stack `source`, some of them updated."""
 
     source: TensorSource

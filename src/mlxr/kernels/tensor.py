@@ -1,15 +1,15 @@
-"""What the operators call an array, a weight tensor and a pool of pages, so that callers need not know NumPy.
+"""Types of the operators' arrays, weight tensors and pools of pages, so that callers need not know NumPy.
 
-A weight tensor is whatever has the attributes of `TensorSource`: usually raw blocks in a mapped file. It knows how to
-decode itself; which kernels multiply by it without decoding is the business of `linear` and `embed`.
+A weight tensor is anything with the attributes of `TensorSource`: usually raw blocks in a mapped file. It can decode
+itself; `linear` and `embed` have the kernels that multiply by it without decoding.
 
-Pools hold pages of keys and values, and recurrent states. Pages are copied whole, and their bytes exported and
-imported; the slots of a pool of states are pages, too. A page holds page_size * head_dim numbers of a KV head (as
-csrc/attend/packed_pages.h), in pairs as products of pairs want them. Keys: groups of 16 positions (the last may have
-fewer), each (head_dim / 2, positions of the group, 2). Values: pairs of positions, (page_size / 2, head_dim, 2). Of an
-odd number of dimensions or positions the last stands alone, so that every page is exactly full. NumPy has no bf16; the
-numbers travel as uint16. A page of q8 holds int8 numbers in the same order, and after them an f32 scale for each
-position.
+Pools hold pages of keys and values, or recurrent states. Pages are copied whole, and their bytes exported and imported;
+the slots of a pool of states are pages, too. A page holds page_size * head_dim numbers for each KV head (see
+csrc/attend/packed_pages.h), in the pairs that instructions for products of pairs read. Keys: groups of 16 positions
+(the last may have fewer), each (head_dim / 2, positions of the group, 2). Values: pairs of positions, (page_size / 2,
+head_dim, 2). If the number of dimensions or positions is odd, the last one stands alone, so that every page is exactly
+full. NumPy has no bf16, so its numbers are kept as uint16. A page of q8 holds int8 numbers in the same order, and after
+them an f32 scale for each position.
 """
 
 # ruff: noqa: D102 -- methods of arrays are those of MLX and NumPy
@@ -37,24 +37,24 @@ UINT32 = np.dtype(np.uint32)
 INT8 = np.dtype(np.int8)
 BFLOAT16 = np.dtype(np.uint16)  # NumPy has no bf16
 POOL_DTYPES: dict[str, np.dtype[Any]] = {"bf16": BFLOAT16, "f16": FLOAT16, "f32": FLOAT32, "q8": INT8}
-SCALE_BYTES = 4  # of q8: one f32 for each position and head
+SCALE_BYTES = 4  # bytes of a q8 scale: one f32 for each position and head
 _POOL_TYPES = {dtype: name for name, dtype in POOL_DTYPES.items()}
 
 
 class NumberType(Protocol):
-    """The type of a device's numbers, as MLX has it."""
+    """MLX's type of numbers."""
 
     @property
     def size(self) -> int:
         """Bytes of one number."""
 
     def __hash__(self) -> int:
-        """Equal types have equal ones."""
+        """Return a hash, equal for equal types."""
 
 
 class DeviceArray(Protocol):
-    """An array of MLX. What stands for one while a step is recorded (`recording.Buffer`) has shape, type and `reshape`
-    alone, and fails on all else.
+    """An MLX array. While a step is recorded, `recording.Buffer` stands for one: it has only shape, type and `reshape`,
+    and fails on anything else.
     """
 
     @property
@@ -79,15 +79,15 @@ class DeviceArray(Protocol):
 
     @property
     def size(self) -> int:
-        """How many numbers it has."""
+        """The number of elements."""
 
     @property
     def T(self) -> DeviceArray:  # noqa: N802 - as NumPy and MLX have it
-        """The matrix with rows and columns exchanged."""
+        """The transposed matrix."""
 
     @property
     def at(self) -> Any:
-        """What adds to chosen numbers."""
+        """MLX's object for updates of chosen elements, as in `array.at[index].add(values)`."""
 
     # fmt: off
     def reshape(self, *shape: int | tuple[int, ...]) -> DeviceArray: ...
@@ -136,7 +136,7 @@ class TensorSource(Protocol):
 
     @property
     def type_name(self) -> str:
-        """Type as ggml spells it."""
+        """The type as ggml spells it."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -144,7 +144,7 @@ class TensorSource(Protocol):
 
     @property
     def data(self) -> ByteArray:
-        """The blocks as the file holds them, uint8 (nbytes,)."""
+        """The blocks as they are in the file, uint8 (nbytes,)."""
 
     @property
     def nbytes(self) -> int:
@@ -152,23 +152,23 @@ class TensorSource(Protocol):
 
     @property
     def is_mapped(self) -> bool:
-        """Whether `data` is a view of a mapped file, so that nothing is copied when it is asked for."""
+        """True if `data` is a view of a mapped file, so that reading it copies nothing."""
 
     def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
         """Decode rows [start:stop] (all by default) to float32; shape (n, columns), or 1-D for a vector."""
 
     def take_rows(self, start: int, stop: int) -> TensorSource:
-        """Rows [start:stop] of a matrix as a tensor of their own, nothing copied."""
+        """Return rows [start:stop] of a matrix as a tensor, without a copy."""
 
     def take_matrix(self, index: int) -> TensorSource:
-        """Part `index` of the first axis of a stack, one axis less, nothing copied."""
+        """Return part `index` of the first axis of a stack, with one axis less, without a copy."""
 
     def release(self) -> None:
-        """Tell the operating system that the mapped pages behind `data` may go; reading again still works."""
+        """Let the operating system drop the mapped pages of `data` from memory; they can still be read again."""
 
 
 def pool_type(pool: PoolArray) -> str:
-    """How a pool keeps its values, as ggml spells it: "bf16", "f16" or "f32", or "q8"."""
+    """Return the type of a pool's values: "bf16", "f16", "f32" or "q8"."""
     if not isinstance(pool, np.ndarray):
         kind: str = pool.kind
         return kind
@@ -176,12 +176,12 @@ def pool_type(pool: PoolArray) -> str:
 
 
 def pool_row_length(kv_type: str, head_dim: int) -> int:
-    """Elements of a position and head in a pool: its numbers, and for q8 four bytes of their scale."""
+    """Return the elements of a position and head in a pool: its numbers, and for q8 the four bytes of their scale."""
     return head_dim + SCALE_BYTES if kv_type == "q8" else head_dim
 
 
 def pool_head_dim(pool: PoolArray) -> int:
-    """Numbers of a position and head."""
+    """Return the numbers of a position and head in a pool, without the scale."""
     return int(pool.shape[3]) - (SCALE_BYTES if pool_type(pool) == "q8" else 0)
 
 
@@ -199,14 +199,14 @@ def read_vector(tensor: TensorSource) -> FloatArray:
     return read_numbers(tensor)
 
 
-STATE_BYTES = FLOAT32.itemsize  # of one number of a recurrent state
+STATE_BYTES = FLOAT32.itemsize  # bytes of one number of a recurrent state
 
 
 def allocate_states(ctx: Context, slots: int, floats: int) -> PoolArray:
-    """A pool of states (slots, floats) in f32, zeroed, where the context's operators read and write it in place.
+    """Return a pool of states (slots, floats) in f32, zeroed, which the context's operators read and write in place.
 
-    On the CPU the memory is taken from the system when it is first written. On a GPU it is a `Pool`, whose `array` has
-    one slot more, which padding writes to.
+    On the CPU the system gives the memory when it is first written. On a GPU it is a `Pool`, whose `array` has one more
+    slot, to which padding writes.
     """
     if ctx.gpu is not None:
         return cast(PoolArray, ctx.gpu.allocate_pool((slots, floats), "f32"))
@@ -217,12 +217,12 @@ def allocate_states(ctx: Context, slots: int, floats: int) -> PoolArray:
 
 
 def is_on_host(pool: PoolArray) -> bool:
-    """Whether the pool is in host memory, which any thread may read."""
+    """Return True if the pool is in host memory, which any thread may read."""
     return isinstance(pool, np.ndarray)
 
 
 def measure_written(pool: PoolArray, nbytes: int) -> int:
-    """Bytes of memory that a pool takes when `nbytes` of it have been written: on a GPU all of it, always."""
+    """Return the bytes of memory that a pool takes when `nbytes` of it have been written: on a GPU always all."""
     if not isinstance(pool, np.ndarray):
         return int(pool.nbytes)
     unit = read_unit_bytes()
@@ -230,7 +230,7 @@ def measure_written(pool: PoolArray, nbytes: int) -> int:
 
 
 def discard_pages(pool: PoolArray, start: int, stop: int) -> None:
-    """Give the memory of pages `start` to `stop` - 1 back to the system; what they held is gone. Nothing on a GPU."""
+    """Give the memory of pages `start` to `stop` - 1 back to the system, with their contents. On a GPU, do nothing."""
     if isinstance(pool, np.ndarray):
         part = pool[start:stop]
         discard(part.ctypes.data, part.nbytes)
@@ -245,7 +245,7 @@ def copy_page(pool: PoolArray, source: int, target: int) -> None:
 
 
 def read_page(pool: PoolArray, page: int) -> ByteArray:
-    """The bytes of `page`; a view where the pool is in host memory."""
+    """Return the bytes of `page`; a view if the pool is in host memory."""
     if isinstance(pool, np.ndarray):
         part: ByteArray = pool[page].reshape(-1).view(np.uint8)
         return part
@@ -254,7 +254,7 @@ def read_page(pool: PoolArray, page: int) -> ByteArray:
 
 
 def write_page(pool: PoolArray, page: int, source: ByteArray) -> None:
-    """Overwrite `page` with bytes that `read_page` gave, of a pool of the same kind."""
+    """Overwrite `page` with bytes that `read_page` returned for a pool of the same kind."""
     if isinstance(pool, np.ndarray):
         pool[page].reshape(-1).view(np.uint8)[:] = source
     else:
@@ -268,7 +268,7 @@ GROUP_POSITIONS = 16
 
 
 def round_to_bf16(values: FloatArray) -> HalfWords:
-    """To nearest even; not-a-number stays so."""
+    """Round f32 to bf16 words, ties to even; NaN stays NaN."""
     raw = np.ascontiguousarray(values).view(np.uint32)
     rounded = (raw.astype(np.uint64) + 0x7FFF + (raw >> 16 & 1)) >> 16
     return np.where(np.isnan(values), raw >> 16 | 0x40, rounded).astype(np.uint16)
@@ -280,9 +280,9 @@ def widen_bf16(numbers: HalfWords) -> FloatArray:
 
 
 def round_to_q8(values: FloatArray) -> tuple[Bytes, FloatArray]:
-    """int8 numbers (..., head_dim) and their scales (...): the largest magnitude is 127, rounding to nearest even.
+    """Return int8 numbers (..., head_dim) and their scales (...): the largest magnitude is 127, ties round to even.
 
-    The scale is NaN where a value is infinite or not a number, 0 where all are below 1e-30.
+    The scale is NaN if a value is infinite or NaN, and 0 if all magnitudes are below 1e-30.
     """
     top = np.abs(values).max(axis=-1)
     finite = np.isfinite(top)
@@ -294,7 +294,7 @@ def round_to_q8(values: FloatArray) -> tuple[Bytes, FloatArray]:
 
 
 def widen_q8(pages: Bytes, offsets: Offsets) -> FloatArray:
-    """Pages (pages, kv_heads, bytes) to numbers (pages, kv_heads, page_size, head_dim)."""
+    """Convert q8 pages (pages, kv_heads, bytes) to f32 numbers (pages, kv_heads, page_size, head_dim)."""
     numbers = pages[:, :, offsets].astype(np.float32)
     scales = np.ascontiguousarray(pages[:, :, offsets.size :]).view(np.float32)
     widened: FloatArray = numbers * scales[..., None]
@@ -302,7 +302,7 @@ def widen_q8(pages: Bytes, offsets: Offsets) -> FloatArray:
 
 
 def locate_keys(page_size: int, head_dim: int) -> Offsets:
-    """Where the numbers of a page of keys lie: (page_size, head_dim) offsets."""
+    """Return the offsets (page_size, head_dim) of the numbers in a page of keys."""
     position, d = np.arange(page_size)[:, None], np.arange(head_dim)[None]
     start = position // GROUP_POSITIONS * GROUP_POSITIONS
     count = np.minimum(page_size - start, GROUP_POSITIONS)
@@ -312,7 +312,7 @@ def locate_keys(page_size: int, head_dim: int) -> Offsets:
 
 
 def locate_values(page_size: int, head_dim: int) -> Offsets:
-    """Where the numbers of a page of values lie: (page_size, head_dim) offsets."""
+    """Return the offsets (page_size, head_dim) of the numbers in a page of values."""
     position, d = np.arange(page_size)[:, None], np.arange(head_dim)[None]
     pair = position // 2 * 2 * head_dim
     alone = (page_size % 2 == 1) & (position == page_size - 1)

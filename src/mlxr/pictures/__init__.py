@@ -1,4 +1,5 @@
-"""Pictures and sounds from strangers: decoded, and brought to size or cut, in a process that can be stopped.
+"""Decoding of untrusted pictures, sounds and documents in processes that can be stopped.
 
-`decoding.decode` asks, `worker` does it for pictures with Pillow, `sounds` for sounds.
+`decoding.Decoder` asks for pictures and sounds: `worker` decodes and resizes pictures with Pillow, `sounds` decodes and
+cuts sounds. `documents` reads PDFs, and `fetching` downloads files.
 """

@@ -1,7 +1,7 @@
-"""Asks for pictures and sounds in a process of its own, which is ended when it takes too long.
+"""Decoding of pictures and sounds in a separate process, which is ended if it takes too long.
 
-Without Pillow, which the extra `images` brings, there are no pictures. What was decoded last is kept, since a
-conversation shows its pictures again with each turn.
+Without Pillow, which the extra `images` installs, pictures are refused. The last decoded ones are kept, since a
+conversation sends its pictures again with each turn.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DATA_URL = re.compile(r"data:([^,;]*)((?:;[^,;]*)*),", re.ASCII)
 
 
 def read_base64(text: str, field: str) -> bytes:
-    """The bytes of a picture that is written in base64. Raises InvalidRequest naming `field`."""
+    """Return the bytes of a picture in base64. Raises InvalidRequest naming `field`."""
     if len(text) > MAX_FILE_BYTES * 4 // 3 + 4:
         raise InvalidRequest(field, f"is larger than {MAX_FILE_BYTES >> 20} MiB; send a smaller picture")
     try:
@@ -44,7 +44,7 @@ def read_base64(text: str, field: str) -> bytes:
 
 
 def read_url(url: str, field: str) -> bytes | Address:
-    """The bytes of a picture in a data: URL, or where to fetch it. Raises InvalidRequest for other URLs."""
+    """Return the bytes of a picture in a data: URL, or its https: address. Raises InvalidRequest for other URLs."""
     if url[:6].lower() == "https:":
         return Address(url)
     match = _DATA_URL.match(url)
@@ -58,16 +58,16 @@ def read_url(url: str, field: str) -> bytes | Address:
     return read_base64(url[match.end() :], field)
 
 
-Rule = Mapping[str, float | str]  # how pictures are brought to size and sounds are cut, see `worker` and `sounds`
+Rule = Mapping[str, float | str]  # the rule by which pictures are resized and sounds are cut, see `worker`, `sounds`
 _HEARS = ("mel", "samples")  # kinds of rules for sounds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """A picture as a tower sees it: tiles (height, width, 3), of which `grid` stand in rows and columns.
+    """A picture as a model's encoder takes it: tiles (height, width, 3), in `grid` rows and columns.
 
-    A picture that is not cut is one tile. A tile more shows all of one that is. Of a sound, which takes `seconds`, the
-    pieces are tiles: frames (N, numbers).
+    A picture that is not cut is one tile. One that is cut may have one more tile, which shows all of it. For a sound of
+    `seconds`, tiles are its pieces: frames (N, numbers).
     """
 
     tiles: tuple[Pixels, ...]
@@ -76,14 +76,14 @@ class Prepared:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all pixels."""
+        """Bytes of all tiles."""
         return sum(tile.nbytes for tile in self.tiles)
 
 
 class Decoder:
-    """Decodes pictures for a tower, and sounds for an ear. Safe to use from several threads."""
+    """The decoder of pictures and sounds for a model. Several threads may use it."""
 
-    _turns = threading.BoundedSemaphore(MAX_PROCESSES)  # of all models
+    _turns = threading.BoundedSemaphore(MAX_PROCESSES)  # for all models together
     _spare = Spare("mlxr.pictures.worker")  # starting one takes longer than decoding most pictures
 
     def __init__(self) -> None:
@@ -91,12 +91,12 @@ class Decoder:
         self._kept: OrderedDict[tuple[bytes, bytes], Prepared] = OrderedDict()
 
     def prepare(self) -> None:
-        """Let a process wait for pictures, so that the first ones do not wait for it."""
+        """Start a process that waits for pictures, so that the first ones need not wait for it."""
         if _has_pillow():
             self._spare.prepare()
 
     def decode(self, files: Sequence[bytes], fields: Sequence[str], rule: Rule) -> list[Prepared]:
-        """Each picture or sound as `rule` has it. Raises InvalidRequest naming its field."""
+        """Return each picture or sound prepared by `rule`. Raises InvalidRequest naming its field."""
         if len(files) > MAX_PICTURES:
             raise InvalidRequest(
                 "messages", f"have {len(files)} pictures or sounds; {MAX_PICTURES} may be in one request"
@@ -153,7 +153,7 @@ def _read_answers(answers: bytes, fields: Sequence[str]) -> list[Prepared]:
         tiles, at, hears = list[Pixels](), end + 1, "seconds" in said
         for height, width in said["sizes"]:
             first, at = at, at + height * width * (4 if hears else 3)
-            part = answers[first:at]  # a copy: one that is kept holds no others
+            part = answers[first:at]  # a copy, so that keeping one picture does not keep the others
             if len(part) != at - first:
                 raise InvalidRequest(field, "could not be decoded: its process was ended")
             shape = (height, width) if hears else (height, width, 3)

@@ -1,10 +1,9 @@
-"""Documents from strangers: a PDF becomes the text of its pages, and pictures of those that have none.
+"""Reading of untrusted documents: a PDF becomes the text of its pages, and pictures of pages without text.
 
-`Documents.read` asks a process of its own, `python -m mlxr.pictures.documents`, which answers once and ends. Its input
-is the file; its output for each page a line of JSON, ["text", TEXT] or ["png", BYTES] with the picture behind it, or at
-the first thing that is wrong a line that says what. `read_text` asks for the texts of a whole book alone. The process
-reads with pypdfium2, which the extra `pdf` brings, and the system bounds its memory and time as those of the process
-for pictures.
+`Documents.read` starts a process, `python -m mlxr.pictures.documents`, which answers once and ends. Its input is the
+file. Its output has for each page a line of JSON, ["text", TEXT] or ["png", BYTES] followed by the picture; an error
+ends it with a line of its message. `read_text` asks only for the text, of up to a whole book. The process uses
+pypdfium2, which the extra `pdf` installs, and the system bounds its memory and time, as for the process of pictures.
 """
 
 from __future__ import annotations
@@ -27,25 +26,25 @@ from mlxr.core.errors import InvalidRequest
 from mlxr.core.processes import ask, limit
 
 MAX_PAGES, MAX_SHOWN, MAX_CHARACTERS, PAGE_PIXELS, MAX_RATIO = 100, 16, 1 << 22, 1 << 21, 200
-MAX_BOOK_PAGES, MAX_BOOK_CHARACTERS = 10_000, 1 << 26  # where a book's text alone is read
+MAX_BOOK_PAGES, MAX_BOOK_CHARACTERS = 10_000, 1 << 26  # limits if only text is read
 MAX_MEMORY_BYTES, MAX_PROCESSOR_S, MAX_READ_S, MAX_PROCESSES = 2 << 30, 30, 60.0, 2
 KEPT_BYTES = 64 << 20
-MAX_DOCUMENTS = 16  # in a request
+MAX_DOCUMENTS = 16  # most documents in a request
 _MODULE = "pypdfium2"
 Pages = list[str | bytes]
 
 
 class Documents:
-    """Reads documents and keeps what they became last, as conversations send them with each turn; for any thread."""
+    """A reader of documents that keeps its last results, as conversations send them with each turn; for any thread."""
 
-    _turns = threading.BoundedSemaphore(MAX_PROCESSES)  # of all models
+    _turns = threading.BoundedSemaphore(MAX_PROCESSES)  # for all models together
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: OrderedDict[bytes, Pages] = OrderedDict()
 
     def read(self, data: bytes, field: str) -> Pages:
-        """The pages of a PDF, text or a picture each, or a text in UTF-8 as one. Raises InvalidRequest."""
+        """Return the pages of a PDF, each text or a picture, or a text in UTF-8 as one page. Raises InvalidRequest."""
         if not data.startswith(b"%PDF-"):
             try:
                 text = data.decode()
@@ -71,7 +70,7 @@ class Documents:
 
 
 def read_text(data: bytes, field: str) -> str:
-    """The text of a PDF of many pages, empty where it has none. Raises InvalidRequest."""
+    """Return the text of a PDF of many pages, empty if it has none. Raises InvalidRequest."""
     return "\n\n".join(page for page in _read_apart(data, field, "text") if isinstance(page, str))
 
 
@@ -98,11 +97,11 @@ def _read_answers(answers: bytes, field: str) -> Iterator[str | bytes]:
 
 
 class DocumentRefused(Exception):
-    """A document cannot be read. The message says why, after "the document"."""
+    """The document cannot be read. The message says why, and continues "the document"."""
 
 
 def read_pages(data: bytes, *, draws: bool = True) -> Iterator[str | bytes]:
-    """The pages of a PDF: their text, or PNG pictures of those without where it `draws`. Raises DocumentRefused."""
+    """Yield the pages of a PDF: text, or if it `draws` PNG pictures of pages without text. Raises DocumentRefused."""
     most, most_characters = (MAX_PAGES, MAX_CHARACTERS) if draws else (MAX_BOOK_PAGES, MAX_BOOK_CHARACTERS)
     pdfium: Any = importlib.import_module(_MODULE)
     try:

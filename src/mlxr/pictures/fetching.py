@@ -1,7 +1,7 @@
-"""Pictures and documents at https: addresses, fetched from origins that the settings name and from no others.
+"""Download of pictures and documents at https: addresses, only from origins that the settings name.
 
-A name is looked up once, and the connection goes to an address that was checked: it is a public one, whatever the name
-says now or later. No redirect is followed, no proxy asked and nothing sent along that tells who asks.
+A host name is looked up once, and the connection goes to the address that was found, which must be public, even if the
+name changes later. No redirects are followed, no proxy is used, and nothing is sent that identifies the user.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ MAX_FETCH_S, MAX_FETCHED_BYTES, _PORT = 5.0, 20 << 20, 443
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a picture or a document is, as a request has it."""
+    """The address of a picture or a document, as in a request."""
 
     url: str
 
 
 def name_origin(url: str) -> str | None:
-    """Return https://host[:port] of an address in small letters; None for one with a user, or that is none."""
+    """Return https://host[:port] of a URL in lower case; None if it is not an https: URL, or names a user."""
     try:
         parts = urlsplit(url)
         port = parts.port or _PORT
@@ -44,7 +44,7 @@ def name_origin(url: str) -> str | None:
 
 
 def check_origins(origins: Collection[str]) -> None:
-    """Raise SettingError for one that is no https: origin."""
+    """Raise SettingError if one of them is not an https: origin."""
     for one in origins:
         if name_origin(one) is None or urlsplit(one).path not in ("", "/"):
             raise SettingError(f"image_origins: must be origins such as https://pictures.example, got {one!r}")
@@ -79,14 +79,14 @@ def fetch(address: Address, origins: Collection[str], field: str) -> bytes:
 
 
 def _give_up(held: list[socket.socket]) -> None:
-    """End what is under way, however little at a time the other side sends."""
+    """Shut the sockets down, which ends a download however slowly the other side sends."""
     for sock in held:
-        with contextlib.suppress(OSError):  # one that TLS has taken over
+        with contextlib.suppress(OSError):  # a plain socket that TLS has taken over
             sock.shutdown(socket.SHUT_RDWR)
 
 
 def _connect(host: str, port: int, held: list[socket.socket], field: str) -> socket.socket:
-    """An encrypted connection to an address of `host`, which is looked up here and nowhere else."""
+    """Return an encrypted connection to an address of `host`, which is looked up only here."""
     found = [str(row[4][0]) for row in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     if not found or not all(map(is_public, found)):
         raise InvalidRequest(field, f"is at {host[:100]}, whose address is not a public one; nothing is fetched there")
@@ -98,7 +98,7 @@ def _connect(host: str, port: int, held: list[socket.socket], field: str) -> soc
 
 
 def is_public(address: str) -> bool:
-    """Tell if an address is one of the open internet, not of this machine, its network or a cloud's own services."""
+    """Return True if an address is on the public internet, not of this machine, its network or a cloud's services."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
@@ -116,7 +116,7 @@ _UNICAST, _TRANSLATED = ipaddress.IPv6Network("2000::/3"), ipaddress.IPv6Network
 
 
 def encrypt(plain: socket.socket, host: str) -> socket.socket:
-    """The connection with TLS, whose certificate must be that of `host`; nothing is said on it yet."""
+    """Return the connection with TLS, which requires the certificate of `host`, before the handshake."""
     return ssl.create_default_context().wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
 
 

@@ -1,10 +1,10 @@
 """The process in which sounds are decoded: `python -m mlxr.pictures.sounds`. It answers once and ends.
 
-It is asked as the process for pictures is (`mlxr.pictures.worker`), and answers alike: the `sizes` are those of the
-pieces of a sound, [frames, numbers], whose float32 numbers follow, and `seconds` is how long all of it is. WAV is read
-here (PCM of 8 to 32 bits and floats); FLAC, Ogg and MP3 by soundfile, which the extra `audio` brings. What a file says
-of its length is checked first, channels become one by their mean, and it is resampled to 16 kHz. Frames are what
-transformers' extractors make (models/gemma4 and gemma4_unified, feature_extraction_*.py).
+Requests and answers are as those of the process for pictures (`mlxr.pictures.worker`), but `sizes` are those of a
+sound's pieces, [frames, numbers], whose float32 numbers follow, and `seconds` is the length of the whole sound. WAV is
+read here (PCM of 8 to 32 bits and floats); FLAC, Ogg and MP3 by soundfile, which the extra `audio` installs. A file's
+stated length is checked first; then channels are averaged, and it is resampled to 16 kHz. Frames are those of
+transformers' extractors (models/gemma4 and gemma4_unified, feature_extraction_*.py).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from mlxr.core.processes import limit
 MAX_SECONDS, MAX_MEMORY_BYTES, MAX_PROCESSOR_S = 30 * 60, 2 << 30, 30
 MAX_CHANNELS, LOWEST_RATE, HIGHEST_RATE, RATE = 8, 4_000, 384_000, 16_000
 KINDS = "WAV, FLAC, Ogg, MP3"
-_CROSSINGS, _SHAPE = 32, 9.0  # of the filter that resamples: zeros of its sinc to each side, and Kaiser's beta
+_CROSSINGS, _SHAPE = 32, 9.0  # the resampling filter: zeros of its sinc to each side, and Kaiser's beta
 Samples = npt.NDArray[np.float32]
 
 
 class SoundRefused(Exception):
-    """A sound cannot be read. The message says why, after "the sound"."""
+    """The sound cannot be read. The message says why, and continues "the sound"."""
 
 
 def read(data: bytes) -> Samples:
-    """The samples of a sound, one channel of 16 kHz. Raises SoundRefused."""
+    """Return the samples of a sound, one channel of 16 kHz. Raises SoundRefused."""
     samples, rate = _read_wav(data) if data[:4] == b"RIFF" else _read_other(data)
     mono = samples.mean(axis=1, dtype=np.float32) if samples.shape[1] > 1 else samples[:, 0]
     if not np.isfinite(mono).all():
@@ -46,7 +46,7 @@ def read(data: bytes) -> Samples:
 
 
 def check_length(frames: int, rate: int, channels: int) -> None:
-    """Raise SoundRefused for a sound that is too long, or none."""
+    """Raise SoundRefused if a sound is too long, or has a rate or number of channels outside the limits."""
     if not LOWEST_RATE <= rate <= HIGHEST_RATE or not 1 <= channels <= MAX_CHANNELS:
         raise SoundRefused(
             f"has {channels} channels of {rate} Hz, expected 1 to {MAX_CHANNELS} of {LOWEST_RATE} to {HIGHEST_RATE}"
@@ -56,7 +56,7 @@ def check_length(frames: int, rate: int, channels: int) -> None:
 
 
 def _read_wav(data: bytes) -> tuple[Samples, int]:
-    """The samples (frames, channels) of a WAV file, and how many there are in a second."""
+    """Return the samples (frames, channels) of a WAV file, and its sampling rate in Hz."""
     form, body, at = b"", None, 12
     while at + 8 <= len(data) and body is None:
         name, size = struct.unpack_from("<4sI", data, at)
@@ -66,7 +66,7 @@ def _read_wav(data: bytes) -> tuple[Samples, int]:
     if data[8:12] != b"WAVE" or len(form) < 16 or body is None:
         raise SoundRefused("is a RIFF file without the parts of a WAV file")
     code, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", form)
-    if code == 0xFFFE and len(form) >= 26:  # what it is stands in the extension
+    if code == 0xFFFE and len(form) >= 26:  # the format's code is in the extension
         code = struct.unpack_from("<H", form, 24)[0]
     if (code, bits) not in ((1, 8), (1, 16), (1, 24), (1, 32), (3, 32), (3, 64)):
         raise SoundRefused(f"is a WAV file of kind {code} with {bits} bits; PCM of 8 to 32 bits and floats are read")
@@ -107,19 +107,19 @@ def _read_other(data: bytes) -> tuple[Samples, int]:
 
 
 def is_sound(data: bytes) -> bool:
-    """Whether a file begins as a sound of the kinds that are read does, not as a picture."""
+    """Return True if a file begins like a sound of the kinds that are read."""
     if data[:4] == b"RIFF":
         return data[8:12] == b"WAVE"
     return data[:4] in (b"fLaC", b"OggS") or data[:3] == b"ID3" or (data[:1] == b"\xff" and data[1:2] >= b"\xe0")
 
 
 def resample(samples: Samples, rate: int) -> Samples:
-    """The samples as there are 16,000 in a second, by a sinc in Kaiser's window."""
+    """Return the samples at 16 kHz, by a sinc filter with Kaiser's window."""
     if rate == RATE or not len(samples):
         return samples
     common = math.gcd(rate, RATE)
     up, down = RATE // common, rate // common
-    band = min(1.0, up / down)  # that both rates can have, of the samples' own
+    band = min(1.0, up / down)  # share of the samples' frequencies that both rates can have
     half = math.ceil(_CROSSINGS / band)
     windows = np.lib.stride_tricks.sliding_window_view(np.pad(samples, half), 2 * half + 1)
     made = np.empty(-(-len(samples) * up // down), np.float32)
@@ -134,7 +134,7 @@ def resample(samples: Samples, rate: int) -> Samples:
 
 
 def cut(samples: Samples, rule: dict[str, Any]) -> list[Samples]:
-    """The frames (N, numbers) of each piece of a sound."""
+    """Return the frames (N, numbers) of each piece of a sound."""
     least = rule["frame"] // 2 + 1 if rule["kind"] == "mel" else 1
     pieces = [samples[first : first + rule["most"]] for first in range(0, len(samples), rule["most"])]
     kept = [piece for piece in pieces if len(piece) >= least]
@@ -144,7 +144,7 @@ def cut(samples: Samples, rule: dict[str, Any]) -> list[Samples]:
 
 
 def _take_samples(samples: Samples, rule: dict[str, Any]) -> Samples:
-    """The samples themselves, filled up to whole frames (gemma4_unified)."""
+    """Return the samples themselves, padded to whole frames (gemma4_unified)."""
     return np.pad(samples, (0, -len(samples) % rule["frame"])).reshape(-1, rule["frame"])
 
 
@@ -166,7 +166,7 @@ def _take_mel(samples: Samples, rule: dict[str, Any]) -> Samples:
 
 
 def make_bands(bands: int, fft: int) -> npt.NDArray[np.float64]:
-    """What share of each frequency each band has, (fft / 2 + 1, bands): triangles on the mel scale of HTK."""
+    """Return the share of each frequency in each band, (fft / 2 + 1, bands): triangles on the mel scale of HTK."""
     top = 2595 * math.log10(1 + RATE / 2 / 700)
     edges = 700 * (10 ** (np.linspace(0, top, bands + 2) / 2595) - 1)
     away = edges - np.linspace(0, RATE // 2, fft // 2 + 1)[:, None]
@@ -176,13 +176,13 @@ def make_bands(bands: int, fft: int) -> npt.NDArray[np.float64]:
 
 
 def prepare(data: bytes, rule: dict[str, Any]) -> tuple[list[Samples], float]:
-    """The frames of each piece of a sound as `rule` has it, and how many seconds it takes."""
+    """Return the frames of each piece of a sound, by `rule`, and its length in seconds."""
     samples = read(data)
     return cut(samples, rule), len(samples) / RATE
 
 
 def list_answers(source: Any) -> Iterator[bytes]:
-    """What is made of each file of a request."""
+    """Yield the answers to a request, file by file."""
     asked: dict[str, Any] = json.loads(source.readline())
     for size in asked["sizes"]:
         try:

@@ -1,9 +1,9 @@
 """The process in which pictures are decoded: `python -m mlxr.pictures.worker`. It waits, answers once and ends.
 
-Standard input is a line of JSON, the `sizes` of the files in bytes and a `rule`, then the files. Standard output is for
-each file a line of JSON, what is wrong with it or the `grid` of its tiles and their `sizes`, [height, width], and their
-pixels, three bytes each. What a file says of its size is checked before a pixel is decoded; the system bounds memory
-and time. What a rule of some kind does to a picture is what transformers does (image_processing_pil_*.py).
+Standard input is a line of JSON, with the `sizes` of the files in bytes and a `rule`, then the files. Standard output
+has for each file a line of JSON, either an error message or the `grid` of its tiles and their `sizes`, [height, width],
+followed by their pixels, three bytes each. A file's stated size is checked before a pixel is decoded; the system bounds
+memory and time. Each kind of rule does what transformers does (image_processing_pil_*.py).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _SEE_THROUGH = ("RGBA", "LA", "PA", "La", "RGBa")
 
 
 class PictureRefused(Exception):
-    """A picture cannot be read. The message says why, after "the picture"."""
+    """The picture cannot be read. The message says why, and continues "the picture"."""
 
 
 def read(data: bytes) -> Image.Image:
-    """The picture as people see it: upright, of three colours of 8 bits, on white where one sees through it."""
+    """Return the picture upright, in three colours of 8 bits, with a white background if it is transparent."""
     try:
         image = Image.open(io.BytesIO(data), formats=[name for name in FORMATS if name in Image.OPEN])
     except Image.DecompressionBombError as error:
@@ -78,9 +78,9 @@ def _flatten(image: Image.Image) -> Image.Image:
 
 
 def choose_size(height: int, width: int, factor: int, least: int, most: int, fewest: int = 0) -> tuple[int, int]:
-    """Height and width as a tower takes them: near the picture's own, and of `least` to `most` pixels.
+    """Return height and width as an encoder takes them: near the picture's own, and of `least` to `most` pixels.
 
-    What is thinner than half of `factor` counts as `fewest` of it: 0, and it grows, or 1.
+    A side shorter than half of `factor` counts as `fewest` times `factor`; with 0, the picture then grows.
     """
     rows, columns = (max(fewest, round(side / factor)) * factor for side in (height, width))
     if rows * columns > most:
@@ -92,11 +92,11 @@ def choose_size(height: int, width: int, factor: int, least: int, most: int, few
     return rows, columns
 
 
-Tiles = tuple[list[Image.Image], tuple[int, int]]  # and how many there are to both sides
+Tiles = tuple[list[Image.Image], tuple[int, int]]  # tiles, and their numbers of rows and columns
 
 
 def _take_near(image: Image.Image, rule: dict[str, int]) -> Tiles:
-    """The picture near its own size (qwen2_vl), which counts as at least one row and column if it `grows` (glm4v)."""
+    """Return the picture near its own size (qwen2_vl); if the rule `grows`, each side is at least a factor (glm4v)."""
     sides, factor = (image.height, image.width), rule["factor"]
     if rule.get("grows") and min(sides) < factor:
         scale = max(factor / sides[0], factor / sides[1])
@@ -106,12 +106,12 @@ def _take_near(image: Image.Image, rule: dict[str, int]) -> Tiles:
 
 
 def _take_square(image: Image.Image, rule: dict[str, int]) -> Tiles:
-    """The picture stretched to a square (gemma3)."""
+    """Return the picture stretched to a square (gemma3)."""
     return [image.resize((rule["side"], rule["side"]), Image.Resampling(rule["resample"]))], (1, 1)
 
 
 def _take_within(image: Image.Image, rule: dict[str, int]) -> Tiles:
-    """The picture with its longer side at most `longest`, or less where it would be too many rows (pixtral)."""
+    """Return the picture with its longer side at most `longest`, or less if it has too many patches (pixtral)."""
     longest, factor = rule["longest"], rule["factor"]
     while True:
         ratio = max(image.height / longest, image.width / longest)
@@ -123,7 +123,7 @@ def _take_within(image: Image.Image, rule: dict[str, int]) -> Tiles:
 
 
 def _take_budget(image: Image.Image, rule: dict[str, int]) -> Tiles:
-    """The picture, larger or smaller, as near `most` squares as whole ones of its shape come (gemma4)."""
+    """Return the picture resized, in its shape, to as near `most` whole squares as possible (gemma4)."""
     factor, most = rule["factor"], rule["most"]
     scale = math.sqrt(most * factor**2 / (image.height * image.width))
     rows, columns = (math.floor(scale * side / factor) for side in (image.height, image.width))
@@ -135,7 +135,7 @@ def _take_budget(image: Image.Image, rule: dict[str, int]) -> Tiles:
 
 
 def _take_tiles(image: Image.Image, rule: dict[str, int]) -> Tiles:
-    """Tiles of the picture, and all of it as one more; fewer than it would have where these are too many (idefics3)."""
+    """Return tiles of the picture, and all of it as one more; the picture shrinks if these are too many (idefics3)."""
     tile, longest = rule["tile"], rule["longest"]
     first, second = _size_tiles(image.height, image.width, longest, tile)
     while longest > tile and (second[0] // tile) * (second[1] // tile) + 1 > rule["most"]:
@@ -152,7 +152,7 @@ def _take_tiles(image: Image.Image, rule: dict[str, int]) -> Tiles:
 
 
 def _size_tiles(height: int, width: int, longest: int, tile: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Height and width of a picture whose longer side is `longest`, and then in whole tiles."""
+    """Return height and width of a picture with a longer side of `longest`, and the same rounded up to whole tiles."""
     ratio = width / height
     if width >= height:
         first = max(1, int(longest / ratio) + int(longest / ratio) % 2), longest
@@ -167,7 +167,7 @@ def _size_tiles(height: int, width: int, longest: int, tile: int) -> tuple[tuple
 
 
 def _take_spread(image: Image.Image, rule: dict[str, int]) -> Tiles:
-    """The picture near its own size, or where it is too large for that in tiles, and near a smaller one (lfm2_vl)."""
+    """Return the picture near its own size or, if it is too large, in tiles and also near a smaller size (lfm2_vl)."""
     factor, tile, most = rule["factor"], rule["tile"], rule["most"]
     height, width = image.height, image.width
     rows, columns = choose_size(height, width, factor, rule["least"], most, fewest=1)
@@ -180,15 +180,15 @@ def _take_spread(image: Image.Image, rule: dict[str, int]) -> Tiles:
 
 
 def _take_grid(image: Image.Image, rule: dict[str, int]) -> Tiles:
-    """The picture in tiles, as many as come near its shape, and as a whole besides if these are several (got_ocr2)."""
+    """Return the picture in tiles, in a grid near its shape, and also as a whole if these are several (got_ocr2)."""
     tile, resample = rule["tile"], Image.Resampling.BICUBIC
     tiles, grid = _cut_grid(image, tile, 1, max(1, rule["most_tiles"]), resample)
     return [*tiles, *([image.resize((tile, tile), resample)] if len(tiles) > 1 else [])], grid
 
 
 def _cut_grid(image: Image.Image, tile: int, least: int, most: int, resample: Image.Resampling) -> Tiles:
-    """The picture, resized to `least` to `most` tiles whose grid is nearest its shape; of two, the larger one unless
-    its area is twice the picture's."""
+    """Return the picture resized to `least` to `most` tiles, whose grid is nearest its shape; of two such grids, the
+    larger one unless its area is twice the picture's."""
     height, width, counts = image.height, image.width, range(1, most + 1)
     grids = [(across, down) for across in counts for down in counts if least <= across * down <= most]
     best, difference = (1, 1), math.inf
@@ -213,7 +213,7 @@ _KINDS = {
 
 
 def prepare(data: bytes, rule: dict[str, Any]) -> Tiles:
-    """The picture as `rule` has it, whole or in tiles."""
+    """Return the picture prepared by `rule`, whole or in tiles."""
     return _KINDS[rule["kind"]](read(data), rule)
 
 
@@ -224,14 +224,14 @@ def main() -> None:
     for name in FORMATS:
         with contextlib.suppress(ImportError):  # this Pillow cannot read them
             plugin = importlib.import_module(f"PIL.{_PLUGINS.get(name, name.title())}ImagePlugin")
-            if hasattr(plugin, "DEFAULT_MAX_THREADS"):  # of AVIF; threads count as processes below
+            if hasattr(plugin, "DEFAULT_MAX_THREADS"):  # AVIF has it; threads count as processes below
                 setattr(plugin, "DEFAULT_MAX_THREADS", 1)  # noqa: B010 - not every plugin has it
     for kind in (resource.RLIMIT_CORE, resource.RLIMIT_NPROC):
         limit(kind, 0)
     Image.MAX_IMAGE_PIXELS = MAX_PIXELS
     warnings.simplefilter("ignore")  # `read` looks at sizes itself
     source, target = sys.stdin.buffer, sys.stdout.buffer
-    asked: dict[str, Any] = json.loads(source.readline() or '{"sizes": []}')  # nobody asked, and who might is gone
+    asked: dict[str, Any] = json.loads(source.readline() or '{"sizes": []}')  # no request came before the end of input
     for size in asked["sizes"]:
         try:
             tiles, grid = prepare(source.read(size), asked["rule"])

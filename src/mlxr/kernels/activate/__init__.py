@@ -38,9 +38,9 @@ def activate(
     first: int = 0,
     parameters: tuple[float, ...] = (),
 ) -> FloatArray:
-    """act(first half) * second half: (T, 2n) to (T, n); if it is not `gated`, act(gate_up), of the same shape.
+    """Return act(first half) * second half, (T, 2n) to (T, n); if it is not `gated`, act(gate_up), of the same shape.
 
-    With `up` (T, m), what is not gated is multiplied by its n columns from `first` on.
+    With `up` (T, m), an ungated result is multiplied by n columns of `up` from `first` on.
 
     `silu` is x / (1 + exp(-x)); `gelu_tanh` is x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x³))); `gelu_erf` is
     x/2 * (1 + erf(x / sqrt(2))); `relu` is max(x, 0), `relu_squared` its square. `clamped_swiglu` (gpt-oss) is
@@ -90,7 +90,7 @@ def _activate_reference(
     first: int,
     parameters: tuple[float, ...],
 ) -> FloatArray:
-    """act(first half) * second half, or act(gate_up), perhaps times columns of `up`."""
+    """Return act(first half) * second half, or act(gate_up), perhaps times columns of `up`."""
     gate = gate_up
     if gated:
         half = gate_up.shape[1] // 2
@@ -148,7 +148,7 @@ def _limited_silu(x: FloatArray, limit: float) -> FloatArray:
 
 
 def _xielu(x: FloatArray, alpha_n: float, alpha_p: float, beta: float, eps: float) -> FloatArray:
-    below = np.minimum(x, np.float32(0)).astype(np.float64)  # whose e**x - 1 - x would lose its digits in 32 bits
+    below = np.minimum(x, np.float32(0)).astype(np.float64)  # e**x - 1 - x would lose its digits in 32 bits
     curve = np.where(x > 0, np.square(x), np.expm1(np.minimum(below, np.float32(eps))) - below).astype(np.float32)
     result: FloatArray = curve * np.where(x > 0, np.float32(alpha_p), np.float32(alpha_n)) + np.float32(beta) * x
     return result
@@ -176,7 +176,7 @@ def _activate_native(
     first: int,
     parameters: tuple[float, ...],
 ) -> FloatArray:
-    """act(first half) * second half, or act(gate_up), perhaps times columns of `up`."""
+    """Return act(first half) * second half, or act(gate_up), perhaps times columns of `up`."""
     rows, columns = gate_up.shape
     out = empty(ctx, rows, columns // 2 if gated else columns)
     ctx.module.activate(ctx.native, gate_up, kind, out, gated, up, first, parameters)

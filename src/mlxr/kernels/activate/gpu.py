@@ -1,5 +1,5 @@
-"""`activate` on a GPU: in the launch of the product that makes gate and up, or else in one of its own; as MLX's
-operations on devices without our kernels."""
+"""`activate` on a GPU: in the launch of the product that makes gate and up, or in its own; by MLX's operations on
+devices without our kernels."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def activate(
     first: int = 0,
     parameters: tuple[float, ...] = (),
 ) -> DeviceArray:
-    """act(first half) * second half, or act(gate_up), perhaps times columns of `up`."""
+    """Return act(first half) * second half, or act(gate_up), perhaps times columns of `up`."""
     gpu, (rows, columns) = ctx.gpu, gate_up.shape
     if gated:
         columns //= 2
@@ -79,7 +79,7 @@ def _compose(
     first: int,
     parameters: tuple[float, ...],
 ) -> DeviceArray:
-    """act(first half) * second half, or act(gate_up), perhaps times columns of `up`."""
+    """Return act(first half) * second half, or act(gate_up), perhaps times columns of `up`."""
     gate = gate_up
     if gated:
         half = gate_up.shape[1] // 2

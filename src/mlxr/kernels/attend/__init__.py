@@ -1,14 +1,13 @@
-"""Attention straight over the pages of the cache, grouped-query aware, causal or not, with an optional sliding window.
+"""Attention over the pages of the cache, with grouped queries, causal or not, with an optional sliding window.
 
 Keys and values are read in place through the page table; heads are indexed, never repeated. Query head h reads key
 head h // (heads // kv_heads). With a window w, position p sees positions p - w + 1 to p; symmetric attention (encoders)
-also those after it, up to p + w - 1, and a token of a picture may see those of its picture behind it. Scores may be
-capped by tanh (Gemma 2, arXiv:2408.00118), and a learned sink of each head may take a share of its weights (gpt-oss,
+also later ones, up to p + w - 1, and a token of a picture may see the picture's later tokens. Scores may be capped by
+tanh (Gemma 2, arXiv:2408.00118), and a learned sink of each head may take a share of its weights (gpt-oss,
 arXiv:2508.10925). Values may be the last numbers of their keys (latent attention, arXiv:2405.04434), in one pool.
 
-The pools of native code are plain arrays, so that the pages of a sequence can be written and read by anyone who knows
-their shape, and for bf16 and q8 how a page is packed (`mlxr.kernels.tensor`). The reference gathers pages, which copies
-keys and values; the ledger counts those bytes.
+The pools of native code are plain arrays; the format of their pages is in `mlxr.kernels.tensor`. The reference gathers
+pages, which copies keys and values; the ledger counts those bytes.
 """
 
 # ruff: noqa: ARG001 -- every implementation takes the context
@@ -54,7 +53,7 @@ _NO_VALUE_DIM = 0  # values have a pool of their own
 
 
 def default_kv_type(ctx: Context) -> KVType:
-    """How a device keeps keys and values unless told otherwise: f32 in the reference, bf16 elsewhere."""
+    """Return a device's default type of keys and values: f32 in the reference, bf16 elsewhere."""
     return "f32" if ctx.device == "reference" else "bf16"
 
 
@@ -68,11 +67,11 @@ def allocate_pools(
     *,
     values_in_keys: bool = False,
 ) -> tuple[PoolArray, PoolArray]:
-    """One K and one V pool of a layer, each (pages, kv_heads, page_size, head_dim), zeroed; twice the same one where
+    """Return a K and a V pool of a layer, each (pages, kv_heads, page_size, head_dim), zeroed; the same one twice if
     values are in keys.
 
-    Pages of bf16 and q8 are packed within (`mlxr.kernels.tensor`); write_pages and attend know how, others copy whole
-    pages. The last axis of q8 is 4 bytes longer, which hold the scales.
+    The numbers in a page of bf16 and q8 are packed (`mlxr.kernels.tensor`), which only `write_pages` and `attend` need
+    to know; others copy whole pages. The last axis of q8 is 4 bytes longer, for the scales.
     """
     for argument, value in (("pages", pages), ("kv_heads", kv_heads), ("head_dim", head_dim)):
         if value < 1:
@@ -104,17 +103,17 @@ def attend(
     biases: FloatArray | None = None,
     chunked: bool = False,
 ) -> FloatArray:
-    """softmax(scale * q Kᵀ) V for every token of the batch: (T, heads, head_dim) to (T, heads * head_dim).
+    """Return softmax(scale * q Kᵀ) V for every token of the batch: q (T, heads, head_dim) to (T, heads * head_dim).
 
-    With a softcap c a score s becomes c tanh(s / c); `sinks` (heads,) add exp(sink) to the sum of a head's weights. The
-    batch's own keys and values must be in the pools already. With `symmetric` a position sees those after it, too, as
-    far as the context goes, with `whole_pictures` up to the batch's `ends`. q may be a view with a free token stride.
-    Raises ValueError for shapes that do not fit and for pages outside the pools. With a `value_dim` values are the last
-    so many numbers of the keys, v_pool is k_pool, and the result has so many columns for each head. With `chunked` a
-    window is the own chunk of as many positions, as in Llama 4.
+    The batch's own keys and values must be in the pools already. With a softcap c, a score s becomes c tanh(s / c);
+    `sinks` (heads,) add exp(sink) to the sum of a head's weights. With `symmetric`, a position also sees later ones of
+    its context, with `whole_pictures` those up to the batch's `ends`. With `value_dim`, values are the last `value_dim`
+    numbers of the keys, v_pool is k_pool, and the result has that many columns for each head. With `chunked`, positions
+    see earlier ones in their chunk of `sliding_window` positions, as in Llama 4. q may be a view with any token stride.
+    Raises ValueError for shapes that do not fit and for pages outside the pools.
 
-    `biases` (heads, 2n + 1), where there is no softcap, are added to the scores: number n + d to that of a
-    key d positions behind the query, where what is farther than n counts as n (ALiBi, arXiv:2108.12409; T5's buckets,
+    `biases` (heads, 2n + 1), allowed without a softcap, are added to the scores: bias n + d to the score of a key d
+    positions after the query, where distances above n count as n (ALiBi, arXiv:2108.12409; T5's buckets,
     arXiv:1910.10683).
     """
     check_heads("attend", "q", q)
@@ -174,7 +173,7 @@ def _attend_reference(
         start, stop = int(batch.query_starts[sequence]), int(batch.query_starts[sequence + 1])
         positions, length = batch.positions[start:stop], int(batch.context_lengths[sequence])
         first_page = 0 if sliding_window is None else max(0, int(positions[0]) + 1 - sliding_window) // page_size
-        pages, first = batch.page_table[sequence, first_page:], first_page * page_size  # those before may be gone
+        pages, first = batch.page_table[sequence, first_page:], first_page * page_size  # earlier ones may be released
         keys = _gather_pages(ctx, k_pool, pages, length - first, key_offsets)
         values = (
             keys[:, :, head_dim - value_dim :]
@@ -188,7 +187,7 @@ def _attend_reference(
         if scores.chunked and sliding_window is not None:
             visible &= np.arange(first, length) >= positions[:, None] // sliding_window * sliding_window
         span = 0 if scores.biases is None else scores.biases.shape[1] // 2
-        places = np.clip(np.arange(first, length) - positions[:, None], -span, span) + span  # among the biases
+        places = np.clip(np.arange(first, length) - positions[:, None], -span, span) + span  # index of the bias
         group = heads // keys.shape[0]
         for head in range(heads):
             products = q[start:stop, head] @ keys[head // group].T
@@ -202,7 +201,7 @@ def _attend_reference(
 
 
 def _gather_pages(ctx: Context, pool: PoolArray, page_ids: IntArray, length: int, offsets: Offsets) -> FloatArray:
-    """The first `length` positions of a sequence: (kv_heads, length, head_dim); `offsets` unpack packed pages."""
+    """Return the first `length` positions of a sequence, (kv_heads, length, head_dim); `offsets` unpack pages."""
     (pages, kv_heads, page_size), head_dim = pool.shape[:3], pool_head_dim(pool)
     used = page_ids[: -(-length // page_size)]
     if used.min() < 0 or used.max() >= pages:
@@ -225,7 +224,7 @@ def _mask_positions(
     symmetric: bool = False,
     ends: IntArray | None = None,
 ) -> np.typing.NDArray[np.bool_]:
-    """Which of `length` positions each query position sees: (queries, length). `ends` are those of what each sees."""
+    """Return a mask (queries, length) of the positions that each query sees; `ends` say where that ends."""
     distance = positions[:, None] - np.arange(length, dtype=np.int32)[None, :]
     window = sliding_window or length
     ahead = np.zeros_like(positions) if ends is None else ends - 1 - positions
@@ -233,7 +232,7 @@ def _mask_positions(
 
 
 def _cap(scores: FloatArray, softcap: float | None) -> FloatArray:
-    """Scores that come no further from zero than `softcap`."""
+    """Return scores whose magnitude tanh limits to `softcap`."""
     if softcap is None:
         return scores
     result: FloatArray = np.float32(softcap) * np.tanh(scores / np.float32(softcap))
@@ -241,7 +240,7 @@ def _cap(scores: FloatArray, softcap: float | None) -> FloatArray:
 
 
 def _softmax(scores: FloatArray, sink: np.float32 | None = None) -> FloatArray:
-    """Softmax over the last axis; a sink counts as one more score, whose weight is left out."""
+    """Return the softmax over the last axis; a sink counts as one more score, whose weight is left out."""
     peak = scores.max(axis=-1, keepdims=True)
     if sink is not None:
         peak = np.maximum(peak, sink)
@@ -254,8 +253,8 @@ def _softmax(scores: FloatArray, sink: np.float32 | None = None) -> FloatArray:
 
 
 def _allocate_native(ctx: Context, pages: int, kv_heads: int, page_size: int, head_dim: int, kv_type: str) -> PoolArray:
-    """A zeroed pool; the memory is taken from the system when it is first written, 2 MiB at a time: in smaller pages
-    nearly every page of a sequence would miss the TLB."""
+    """Return a zeroed pool; the system gives its memory when it is first written, in huge pages of 2 MiB: in smaller
+    ones, nearly every page of a sequence would miss the TLB."""
     shape = (pages, kv_heads, page_size, pool_row_length(kv_type, head_dim))
     dtype = np.dtype(POOL_DTYPES[kv_type])
     pool: PoolArray = ctx.module.zeros(ctx.native, math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
@@ -270,7 +269,7 @@ def _attend_native(
     batch: RaggedBatch,
     scores: Scores,
 ) -> FloatArray:
-    """csrc/attend/attend.inc reads the pages in place; those that no query sees need not be in the table."""
+    """Call csrc/attend/attend.inc, which reads the pages in place; pages that no query sees may lack in the table."""
     tokens, heads, head_dim = q.shape
     out = empty(ctx, tokens, heads * (scores.value_dim or head_dim))
     ctx.module.attend(

@@ -1,9 +1,8 @@
-"""`attend` on a GPU: straight from pages where a kernel takes them, else over pages gathered once.
+"""`attend` on a GPU: straight from pages if a kernel reads them, otherwise over gathered pages.
 
-A sequence with one query goes to the kernel, with as many others as stand next to it; many positions are shared among
-threadgroups and merged. Those with more queries go together, too, where matrix units read such pages; elsewhere a
-sequence has its pages gathered for MLX's attention, which the ledger counts as copied bytes. Without kernels everything
-is gathered.
+Neighbouring sequences with one query each share a launch; many positions are split among threadgroups and merged.
+Sequences with more queries share a launch, too, if matrix units read such pages; otherwise the pages of each sequence
+are gathered for MLX's attention, which the ledger counts as copied bytes. Without kernels everything is gathered.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ from mlxr.kernels.tensor import DeviceArray, NumberType
 
 SIMD_GROUPS = 4
 MAX_LANES_DIM = 640
-# Up to which head dims a lane holds four query heads in registers, or two; an Apple GPU has 128 of these for a thread.
+# Largest head dims with which a lane holds four query heads in registers, or two; an Apple GPU has 128 for a thread.
 MOST_HELD_DIMS, APPLE_HELD_DIMS = (128, 256), (64, 128)
-MAX_TILED_PAIRS = 2**15  # of a query and a position; with more, panels or MLX's own attention are faster
-# With more, up to such a head_dim, gathering is worth it: MLX's attention was 10 to 25 % faster on an H200.
+MAX_TILED_PAIRS = 2**15  # pairs of a query and a position; with more, panels or MLX's own attention are faster
+# With more pairs, gathering pays up to this head_dim: MLX's attention was 10 to 25 % faster on an H200.
 MAX_PANEL_PAIRS, FUSED_DIM = 2**22, 128
 LENGTH_STEP = 256  # MLX plans its attention anew, in some 40 ms, for each pair of numbers of queries and positions
 _FOLDER = Path(__file__).parent
@@ -64,14 +63,14 @@ GATHER = Kernel(
     "attend_gather", _FOLDER, "gather.body", ("k_pool", "v_pool", "pages", "after", "sizes"), ("keys", "values")
 )
 GATHER_THREADS = 256
-MAX_SCORES = 2**24  # that MLX's operations make at a time: 64 MiB
+MAX_SCORES = 2**24  # most scores that MLX's operations make at a time: 64 MiB
 PLAIN_TYPES = ("bf16", "f16", "f32")
 KERNELS = (DECODE, STREAM, TILES, PANELS, SQUARES, MERGE, GATHER)
 BY_TILES = {"tiles": attend_tiles, "panels": attend_panels, "squares": attend_squares}
 
 
 def allocate_pool(ctx: Context, pages: int, kv_heads: int, page_size: int, head_dim: int, kv_type: str) -> Pool:
-    """A zeroed pool on the device. Raises DeviceError for q8, which no GPU kernel reads or writes."""
+    """Return a zeroed pool on the device. Raises DeviceError for q8, which no GPU kernel reads or writes."""
     if kv_type not in PLAIN_TYPES:
         raise DeviceError(
             f"device {ctx.device!r} keeps no {kv_type} pages; kv_type must be one of {', '.join(PLAIN_TYPES)} there"
@@ -87,7 +86,7 @@ def attend(
     batch: RaggedBatch,
     scores: Scores,
 ) -> DeviceArray:
-    """Every query token against the pages of its sequence, (T, heads * head_dim)."""
+    """Attend with every query token to the pages of its sequence: (T, heads * value_dim)."""
     mx, (tokens, heads, head_dim) = ctx.gpu.mx, q.shape
     results = []
     for kind, first, last in _plan_runs(ctx, batch, k_pool, scores):
@@ -109,7 +108,7 @@ Runs = list[tuple[str, int, int]]
 
 
 def _plan_runs(ctx: Context, batch: RaggedBatch, pool: Pool, scores: Scores) -> Runs:
-    """Check the pages of a batch and cut it into runs that are computed together, once for all layers of a step."""
+    """Check the pages of a batch and cut it into runs that are computed together; once for all layers of a step."""
     parts = ctx.gpu.place(batch).parts
     capped, biased = scores.softcap is not None, scores.biases is not None
     key = ("runs", pool.shape, pool.kind, scores.sliding_window, scores.value_dim, scores.symmetric, capped, biased)
@@ -122,7 +121,7 @@ def _plan_runs(ctx: Context, batch: RaggedBatch, pool: Pool, scores: Scores) -> 
 
 def _list_kinds(ctx: Context, pool: Pool, scores: Scores) -> tuple[str, str, str, str]:
     """Choose "stream", "lanes", "tiles", "panels", "squares" or "gather" for one query, a few, many and very many."""
-    head_dim, capped = pool.shape[3], scores.softcap is not None  # MLX's own attention caps nothing
+    head_dim, capped = pool.shape[3], scores.softcap is not None  # MLX's own attention has no softcap
     if ctx.gpu.launcher is None or scores.biases is not None:
         return "gather", "gather", "gather", "gather"
     many = most = "gather"
@@ -139,9 +138,9 @@ def _list_kinds(ctx: Context, pool: Pool, scores: Scores) -> tuple[str, str, str
 
 
 def _runs(batch: RaggedBatch, kinds: tuple[str, str, str, str]) -> Iterator[tuple[str, int, int]]:
-    """Sequences [first, last) to compute together: neighbours that are of one kind.
+    """Yield (kind, first, last) for neighbouring sequences [first, last) to compute together.
 
-    A few queries beside many go by panels, too, as they are one launch then.
+    Sequences of a few queries beside those of many go by panels, too, to share their launch.
     """
     counts = np.diff(batch.query_starts)
     pairs = counts.astype(np.int64) * (batch.context_lengths - counts // 2)
@@ -251,10 +250,12 @@ Run = tuple[DeviceArray, int, int, int, DeviceArray | str | None]
 def _place_run(
     ctx: Context, batch: RaggedBatch, sequence: int, page_size: int, scores: Scores, kind: NumberType
 ) -> Run:
-    """What a sequence's queries see, made once for all layers of a step: pages, positions in them, rows of padding in
-    front of and behind the queries, of which those behind have positions too, and the mask: "causal", None where all
-    see all, or numbers (queries, positions) of type `kind` that are added to scores, as MLX would make such ones for
-    every head of others; with biases those of each head.
+    """Return the pages that a sequence's queries see, the positions in them, the rows of padding before and after the
+    queries, and the mask; made once for all layers of a step.
+
+    Padding after the queries has positions, too. The mask is "causal", None if all queries see all positions, or
+    numbers (queries, positions) of type `kind` that are added to scores, as MLX would make them from other masks for
+    every head; with biases, there are such numbers for each head.
     """
     gpu, placed, sliding_window = ctx.gpu, ctx.gpu.place(batch), scores.sliding_window
     key = ("run", sequence, sliding_window, scores.symmetric, scores.whole_pictures, kind, id(scores.biases))
@@ -279,7 +280,7 @@ def _place_run(
             if scores.whole_pictures:
                 start, stop = (int(one) for one in batch.query_starts[sequence : sequence + 2])
                 ends = mx.array(batch.ends[start:stop] - np.int32(first_page * page_size))
-                ends = mx.pad(ends, ((front, padding),))[:, None]  # of padding 0
+                ends = mx.pad(ends, ((front, padding),))[:, None]  # 0 for padding
                 visible = visible | ((others > own - window) & (others < ends))
             if scores.symmetric and padding:  # rows of padding see the first position, as softmax needs one
                 visible = (visible & (others < seen) & (own < seen)) | ((own >= seen) & (others == 0))
@@ -295,7 +296,10 @@ def _place_run(
 def _gather(
     ctx: Context, k_pool: Pool, v_pool: Pool, pages: DeviceArray, length: int, padding: int, q: DeviceArray
 ) -> tuple[DeviceArray, DeviceArray]:
-    """The first `length` positions of `pages` and zeros, each (kv_heads, length + padding, head_dim) as q's type."""
+    """Return keys and values of the first `length` positions of `pages`, then zeros, in q's type.
+
+    Each is (kv_heads, length + padding, head_dim).
+    """
     gpu, (_, kv_heads, page_size, head_dim) = ctx.gpu, k_pool.shape
     ctx.ledger.add_copied_bytes(2 * length * kv_heads * head_dim * k_pool.array.itemsize)
     if gpu.launcher is None:
@@ -315,7 +319,7 @@ def _gather(
 
 
 def _check_pages(batch: RaggedBatch, pool: Pool, sliding_window: int | None) -> None:
-    """Every page that a query sees is one of the pool's, or its spare one."""
+    """Check that every page that a query sees is one of the pool's, or its spare one."""
     pages, page_size = pool.shape[0] + 1, pool.shape[2]
     if batch.page_table.min() >= 0 and batch.page_table.max() < pages:
         return
@@ -336,10 +340,11 @@ def attend_composed(
     scores: Scores,
     sinks: DeviceArray | None,
 ) -> DeviceArray:
-    """Queries (heads, queries, head_dim), keys and values (kv_heads, positions, head_dim); the shape of the queries.
+    """Attend with a softcap by MLX's operations; the result has the shape of the queries.
 
-    `mask` (queries, positions) is added to capped scores, or is "causal": the last query sees all positions. `sinks`
-    are those of the scores on the device, or None.
+    q is (heads, queries, head_dim), keys and values (kv_heads, positions, head_dim). `mask` (queries, positions) is
+    added to capped scores, or is "causal": the last query sees all positions. `sinks` are those of `scores` on the
+    device, or None.
     """
     (heads, queries, head_dim), (kv_heads, positions, _) = q.shape, keys.shape
     group = heads // kv_heads

@@ -1,10 +1,10 @@
 """Attention on a GPU straight from pages: single tokens by streams, more queries by the matrix units.
 
-One launch takes any number of sequences. Keys and values of single tokens pass through the threadgroup's memory on
-their way (`attend_stream`); matrix units take tiles of 16 rows, each a few tokens times heads of one key head
-(`attend_tiles`), or of 128 rows where they read the threadgroup's memory (`attend_panels`). Where there are too few
+One launch takes any number of sequences. For single tokens, keys and values are streamed through the threadgroup's
+memory (`attend_stream`). Matrix units take tiles of 16 rows, each a few tokens times heads of one key head
+(`attend_tiles`), or of 128 rows if they read the threadgroup's memory (`attend_panels`). If there are too few
 threadgroups to keep a GPU busy, streams and tiles split positions into shares, one threadgroup to each, which a second
-launch merges. Knows nothing of other ways to attend.
+launch merges. `gpu.py` chooses between these and other ways to attend.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MERGE = Kernel(
 
 
 def merge_shares(ctx: Context, sums: DeviceArray, stats: DeviceArray, scores: Scores) -> DeviceArray:
-    """(tokens, heads, head_dim) of sums (tokens, heads, shares, head_dim), their maxima and totals, and sinks."""
+    """Merge sums (tokens, heads, shares, head_dim), their maxima and totals, and sinks: (tokens, heads, head_dim)."""
     gpu, (tokens, heads, shares, head_dim) = ctx.gpu, sums.shape
     (out,) = gpu.launcher.launch(
         MERGE,
@@ -45,26 +45,26 @@ def merge_shares(ctx: Context, sums: DeviceArray, stats: DeviceArray, scores: Sc
 
 
 def hold_sinks(ctx: Context, scores: Scores) -> DeviceArray:
-    """The sinks on the device; zeros stand for none."""
+    """Return the sinks on the device, or zeros if there are none."""
     return ctx.gpu.launcher.numbers(0.0) if scores.sinks is None else ctx.gpu.hold(scores.sinks)
 
 
 def count_positions(batch: RaggedBatch, page_size: int, sliding_window: int | None) -> int:
-    """Most positions that a query may see: those of the table, since a recorded step serves longer contexts too."""
+    """Return the most positions that a query may see: those of the table, as a recorded step serves longer contexts."""
     return min(int(batch.page_table.shape[1]) * page_size, sliding_window or 2**31)
 
 
 def choose_shares(positions: int, groups: int, wanted: int = WANTED_GROUPS, least: int = MIN_SHARE) -> int:
-    """Into how many shares to split `positions`, when so many threadgroups exist without and `wanted` would be good; a
+    """Return the number of shares of `positions` that makes about `wanted` threadgroups of the `groups` there are; a
     share has at least `least` positions."""
     return max(1, min(positions // least, wanted // groups))
 
 
-RING_BYTES = 48 * 1024  # memory that any GPU has for a threadgroup
+RING_BYTES = 48 * 1024  # memory that every NVIDIA GPU has for a threadgroup
 STAGES = 3
 TILE_POSITIONS = 16
 WANTED_STREAMS = 256  # threadgroups that keep a large GPU busy with reading
-MANY_GROUPS = 512  # with more, smaller ones all find a place at once
+MANY_GROUPS = 512  # with more threadgroups, these are smaller, so that all run at once
 MIN_STREAM_SHARE = 64  # positions of a SIMD-group below which a share is not worth a merge
 MAX_HEADS = 16  # query heads of one key head in a threadgroup
 STREAM = Kernel(
@@ -81,7 +81,7 @@ STREAM = Kernel(
 def attend_stream(
     ctx: Context, q: DeviceArray, k_pool: Pool, v_pool: Pool, batch: RaggedBatch, first: int, scores: Scores
 ) -> DeviceArray:
-    """Queries q (tokens, heads, head_dim), one for each sequence of `batch` from `first` on, the same shape."""
+    """Attend with queries q (tokens, heads, head_dim), one for each sequence of `batch` from `first` on; same shape."""
     (tokens, heads, head_dim), (_, kv_heads, page_size, _) = q.shape, k_pool.shape
     owners, lengths = _place_tokens(ctx, batch, int(batch.query_starts[first]), tokens)
     group = min(heads // kv_heads, MAX_HEADS)
@@ -113,7 +113,7 @@ def _launch(
     simd_groups: int,
     room_bytes: int = 0,
 ) -> DeviceArray:
-    """One launch over pages, and another one where it makes several shares: the last number of `groups`."""
+    """Launch a kernel over pages, and merge its shares, whose number is the last of `groups`, if there are several."""
     gpu, (tokens, heads, head_dim), shares = ctx.gpu, q.shape, groups[2]
     kind, (k_pool, v_pool) = gpu.operands if shares == 1 else gpu.mx.float32, pools
     out, stats = gpu.launcher.launch(
@@ -136,13 +136,13 @@ def _launch(
 
 
 def choose_simd_groups(head_dim: int, groups: int) -> int:
-    """How many SIMD-groups, with a ring each, a threadgroup has where there are so many threadgroups."""
+    """Return the number of SIMD-groups of a threadgroup, each with a ring, for `groups` threadgroups in all."""
     fitting = RING_BYTES // (STAGES * TILE_POSITIONS * 2 * 2 * head_dim)  # keys and values of two bytes
     return fitting // 2 if groups > MANY_GROUPS else fitting
 
 
 def _place_tokens(ctx: Context, batch: RaggedBatch, start: int, tokens: int) -> tuple[DeviceArray, DeviceArray]:
-    """Owners and lengths of so many tokens; made once for all layers of a step."""
+    """Return owners and lengths of `tokens` tokens from `start` on; made once for all layers of a step."""
     placed = ctx.gpu.place(batch)
     if tokens == batch.tokens:
         return placed.owners, placed.lengths
@@ -157,7 +157,7 @@ def _place_tokens(ctx: Context, batch: RaggedBatch, start: int, tokens: int) -> 
 SIMD_GROUPS = 4
 TILE_ROWS = 16
 HEAD_DIMS = (64, 128)
-SMALL_DIM = 32  # of encoders; tiles take such heads, streams do not
+SMALL_DIM = 32  # head_dim of some encoders, which tiles take and streams do not
 DEVICES = ("cuda", "emulated")  # Metal's matrix units have no fragments of this form
 TILES = Kernel(
     "attend_tiles",
@@ -171,7 +171,7 @@ TILES = Kernel(
 
 
 def takes_pool(ctx: Context, pool: Pool, dims: tuple[int, ...] = HEAD_DIMS) -> bool:
-    """Tell whether the matrix units read such pages on this device: 16-bit numbers in pages of whole tiles."""
+    """Return True if this device's matrix units read such pages: 16-bit numbers in pages of whole tiles."""
     fits = pool.shape[3] in dims and pool.shape[2] % TILE_POSITIONS == 0
     return fits and pool.kind in ("bf16", "f16") and ctx.gpu.device in DEVICES and not ctx.gpu.is_apple
 
@@ -179,7 +179,7 @@ def takes_pool(ctx: Context, pool: Pool, dims: tuple[int, ...] = HEAD_DIMS) -> b
 def attend_tiles(
     ctx: Context, q: DeviceArray, k_pool: Pool, v_pool: Pool, batch: RaggedBatch, first: int, last: int, scores: Scores
 ) -> DeviceArray:
-    """Queries q (tokens, heads, head_dim) of the sequences [first, last) of `batch`, the same shape."""
+    """Attend with queries q (tokens, heads, head_dim) of the sequences [first, last) of `batch`; same shape."""
     heads, (_, kv_heads, page_size, _) = q.shape[1], k_pool.shape
     per_tile = min(heads // kv_heads, TILE_ROWS)
     parts = kv_heads * -(-(heads // kv_heads) // per_tile)
@@ -198,7 +198,7 @@ PANEL_TILES = {64: (128, 6), 128: (128, 6), 256: (64, 5)}
 
 
 def takes_panels(ctx: Context, pool: Pool) -> bool:
-    """Tell whether `wgmma` can read prompts' keys and values from such pages on this device."""
+    """Return True if `wgmma` can read prompts' keys and values from such pages on this device."""
     machine = ctx.gpu.machine
     fits = pool.shape[3] in PANEL_TILES and pool.shape[2] % TILE_POSITIONS == 0 and pool.kind in ("bf16", "f16")
     return fits and machine is not None and machine.has_boxes and ctx.gpu.device in DEVICES
@@ -207,7 +207,7 @@ def takes_panels(ctx: Context, pool: Pool) -> bool:
 def attend_panels(
     ctx: Context, q: DeviceArray, k_pool: Pool, v_pool: Pool, batch: RaggedBatch, first: int, last: int, scores: Scores
 ) -> DeviceArray:
-    """Queries q (tokens, heads, head_dim) of the sequences [first, last) of `batch`, the same shape; no shares."""
+    """Attend with queries q (tokens, heads, head_dim) of sequences [first, last) of `batch`; same shape, no shares."""
     (_, heads, head_dim), (_, kv_heads, _, _) = q.shape, k_pool.shape
     per_tile = min(heads // kv_heads, PANEL_ROWS)
     parts = kv_heads * -(-(heads // kv_heads) // per_tile)
@@ -225,11 +225,11 @@ def attend_panels(
 
 SQUARES = replace(TILES, name="attend_squares", body="squares.body", cuda_only=False, metal_only=True)
 SQUARE_SIDE, SQUARE_SIMD_GROUPS = 8, 4
-SQUARE_ROWS, SQUARE_DIM = SQUARE_SIDE * SQUARE_SIMD_GROUPS, 256  # larger heads have no place in a thread's registers
+SQUARE_ROWS, SQUARE_DIM = SQUARE_SIDE * SQUARE_SIMD_GROUPS, 256  # larger heads do not fit in a thread's registers
 
 
 def takes_squares(ctx: Context, pool: Pool) -> bool:
-    """Tell whether an Apple GPU's matrix units read prompts' keys and values from such pages."""
+    """Return True if an Apple GPU's matrix units read prompts' keys and values from such pages."""
     fits = pool.shape[3] % SQUARE_SIDE == 0 and pool.shape[3] <= SQUARE_DIM and pool.kind in ("bf16", "f16")
     return fits and ctx.gpu.has_squares
 
@@ -237,7 +237,7 @@ def takes_squares(ctx: Context, pool: Pool) -> bool:
 def attend_squares(
     ctx: Context, q: DeviceArray, k_pool: Pool, v_pool: Pool, batch: RaggedBatch, first: int, last: int, scores: Scores
 ) -> DeviceArray:
-    """Queries q (tokens, heads, head_dim) of the sequences [first, last) of `batch`, the same shape; no shares."""
+    """Attend with queries q (tokens, heads, head_dim) of sequences [first, last) of `batch`; same shape, no shares."""
     heads, (_, kv_heads, _, _) = q.shape[1], k_pool.shape
     per_tile = min(heads // kv_heads, SQUARE_ROWS)
     parts = kv_heads * -(-(heads // kv_heads) // per_tile)
@@ -252,9 +252,9 @@ Tiles = tuple[DeviceArray, DeviceArray, DeviceArray, DeviceArray, int]
 
 
 def _place_tiles(ctx: Context, batch: RaggedBatch, first: int, last: int, tile_tokens: int, scores: Scores) -> Tiles:
-    """Owners, lengths and ends of the tokens, the tiles and their number; made once for all layers of a step.
+    """Return owners, lengths and ends of the tokens, the tiles and their number; made once for all layers of a step.
 
-    A token sees positions before its end: of a causal text that is its length, its own position and all before it.
+    A token sees positions before its end. In a causal text that is its length: it sees its own position and all before.
     """
     placed, window = ctx.gpu.place(batch), scores.sliding_window if scores.symmetric else None
     key = ("tiles", first, last, tile_tokens, scores.symmetric, window, scores.whole_pictures)
@@ -272,7 +272,7 @@ def _place_tiles(ctx: Context, batch: RaggedBatch, first: int, last: int, tile_t
 
 
 def _list_ends(batch: RaggedBatch, scores: Scores) -> IntArray:
-    """Before which position what each token of the batch sees ends, where that is behind the token itself."""
+    """Return the end (exclusive) of the positions that each token of the batch sees, if tokens see later ones."""
     if scores.whole_pictures:
         return batch.ends
     ends = np.repeat(batch.context_lengths, np.diff(batch.query_starts)).astype(np.int32)
@@ -282,7 +282,7 @@ def _list_ends(batch: RaggedBatch, scores: Scores) -> IntArray:
 
 
 def cut_tiles(query_starts: IntArray, tile_tokens: int) -> IntArray:
-    """(tiles, 2) first token and number of tokens; the last come first, as they see most positions."""
+    """Return the first token and number of tokens of each tile, (tiles, 2); the last come first, as they see most."""
     cut = [
         (token, min(tile_tokens, stop - token))
         for start, stop in zip(query_starts[:-1].tolist(), query_starts[1:].tolist(), strict=True)

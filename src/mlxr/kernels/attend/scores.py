@@ -1,4 +1,4 @@
-"""How scores become weights: what `attend` is told besides the queries and the pages."""
+"""The rule by which scores become weights: the parameters of `attend` besides the queries and the pages."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ LOG2E = math.log2(math.e)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """Scores are products of queries and keys times `scale`, then capped, and hidden outside of the window.
+    """Parameters of scores, which are products of queries and keys times `scale`, capped, and masked by the window.
 
-    With a softcap c a score becomes c tanh(score / c). A head's weights are exp(score) over their sum, to which a sink
-    adds exp(sink): it takes part like the score of one more position, whose value is zero. `sinks` is (heads,). With a
-    `value_dim` values are the last so many numbers of the keys.
+    With a softcap c, a score becomes c tanh(score / c). A head's weights are exp(score) over their sum, to which a sink
+    adds exp(sink), like the score of one more position, whose value is zero. `sinks` is (heads,). With `value_dim`,
+    values are the last `value_dim` numbers of the keys.
     """
 
     scale: float
     sliding_window: int | None = None
     softcap: float | None = None
     sinks: FloatArray | None = None
-    symmetric: bool = False  # what comes after a position is seen as what comes before it
+    symmetric: bool = False  # a position also sees later ones, as far as earlier ones
     value_dim: int | None = None
-    whole_pictures: bool = False  # what is seen ends where the batch says
-    chunked: bool = False  # what is seen of a window begins where the own chunk of as many positions does
-    biases: FloatArray | None = None  # (heads, 2n + 1): added by how far the key stands behind the query, from -n to n
+    whole_pictures: bool = False  # a token sees up to its one of the batch's `ends`
+    chunked: bool = False  # a position sees earlier ones only in its chunk of `sliding_window` positions
+    biases: FloatArray | None = None  # (heads, 2n + 1): added by the key's distance after the query, from -n to n
 
     @property
     def powers(self) -> tuple[float, ...]:
-        """Factors that make exponents of two of products: (factor,), or with a softcap (inner, outer) around tanh."""
+        """Factors that turn products into exponents of two: (factor,), or with a softcap (inner, outer) around tanh."""
         if self.softcap is None:
             return (self.scale * LOG2E,)
         return self.scale / self.softcap, self.softcap * LOG2E
 
     @property
     def constants(self) -> dict[str, int]:
-        """Which of it a GPU kernel is compiled for."""
+        """The constants for which a GPU kernel is compiled."""
         return {"CAPPED": int(self.softcap is not None), "SINKS": int(self.sinks is not None)}
 
     @property
     def sees_ahead(self) -> bool:
-        """Tell whether a position sees others behind it."""
+        """True if a position may see later ones."""
         return self.symmetric or self.whole_pictures
 
     def name_variant(self, kv_type: str) -> str:
-        """What the ledger calls attention of this kind over such pages."""
+        """Return the ledger's variant of such attention over pages of `kv_type`."""
         parts = (
             ("window", self.sliding_window),
             ("symmetric", self.symmetric or None),
@@ -64,9 +64,9 @@ class Scores:
 
 @lru_cache(maxsize=4)
 def spread_slopes(heads: int, longest: int, largest: float = 8.0) -> FloatArray:
-    """The biases (heads, 2 longest + 1) of ALiBi (arXiv:2108.12409): the distance times a slope of each head, below 0.
+    """Return ALiBi's biases (heads, 2 longest + 1) (arXiv:2108.12409): the distance times each head's negative slope.
 
-    The slopes of as many heads as are a power of two go down to 2**-largest; others have those between.
+    For a power of two of heads, slopes are powers down to 2**-largest; further heads have slopes between these.
     """
     power = 1 << (heads.bit_length() - 1)
     exponents = [head + 1.0 if head < power else head - power + 0.5 for head in range(heads)]
@@ -76,10 +76,10 @@ def spread_slopes(heads: int, longest: int, largest: float = 8.0) -> FloatArray:
 
 
 def spread_buckets(table: FloatArray, farthest: int) -> FloatArray:
-    """The biases (heads, 2 farthest + 1) of T5 (arXiv:1910.10683), of its table (buckets, heads).
+    """Return T5's biases (heads, 2 farthest + 1) (arXiv:1910.10683) from its table (buckets, heads).
 
-    Half of the buckets are for keys behind the query; of each half the first half has a bucket for each distance, and
-    the others share what is farther by its logarithm.
+    Half of the buckets are for keys after the query. In each half, the first half of the buckets have one distance
+    each; the others share longer distances by their logarithm.
     """
     half, exact = len(table) // 2, len(table) // 4
     far = np.arange(-farthest, farthest + 1)

@@ -1,7 +1,7 @@
-"""Collective operators of tensor parallel: the sum over all ranks (all-reduce) and their columns joined (all-gather).
+"""Collective operators of tensor parallelism: the sum over all ranks (all-reduce), their columns joined (all-gather).
 
-Each rank is a device of its own. There is one rank where NumPy or the CPU computes; `gpu.py` has the launches, by which
-devices write into each other's memory.
+Each rank is a device of its own. NumPy and the CPU have one rank; `gpu.py` has the launches, by which devices write
+into each other's memory.
 """
 
 # ruff: noqa: ARG001 -- every implementation takes the context
@@ -18,7 +18,7 @@ from mlxr.kernels.tensor import FloatArray
 
 
 def all_reduce(ctx: Context, x: FloatArray) -> FloatArray:
-    """The sum over all ranks of the context of their x (T, n), n even. Raises ValueError for another shape."""
+    """Return the sum of x (T, n) over all ranks of the context, n even. Raises ValueError for another shape."""
     check_floats("all_reduce", "x", x, 2)
     if x.shape[1] % 2:
         refuse("all_reduce", "columns of x", x.shape[1], "an even number")
@@ -35,7 +35,7 @@ def _sum_reference(ctx: Context, x: FloatArray) -> FloatArray:
 
 
 def add_up(parts: Sequence[FloatArray]) -> FloatArray:
-    """The sum of what the ranks have, by rank, in f32."""
+    """Return the sum of the ranks' arrays, in the order of ranks, in f32."""
     total = np.zeros_like(parts[0])
     for number, part in enumerate(parts):
         total = part if number == 0 else total + part
@@ -46,7 +46,7 @@ ALL_REDUCE = Choice("all_reduce", _sum_reference, gpu=f"{__name__}.gpu")
 
 
 def all_gather(ctx: Context, x: FloatArray, columns: Sequence[int]) -> FloatArray:
-    """The x (T, columns[r]) of all ranks r beside each other. Raises ValueError where x is not this rank's share."""
+    """Return x (T, columns[r]) of all ranks r side by side. Raises ValueError if x is not this rank's share."""
     check_floats("all_gather", "x", x, 2)
     name, implementation = ALL_GATHER.pick(ctx.device)
     ranks = None if ctx.gpu is None else ctx.gpu.ranks

@@ -1,7 +1,7 @@
 """`all_reduce` and `all_gather` on GPUs: one launch on each of them, which writes into the memory of the others.
 
-A sum waits for the numbers of the others; in recorded steps the norm that follows does it on the way, with the residual
-sum: see `sum_and_norm`.
+A sum waits for the numbers of the others; in recorded steps, the launch also does the norm that follows, with the
+residual sum: see `sum_and_norm`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from mlxr.kernels.gpu.ranks import LINES, MAX_GROUPS, PATIENCE_MS
 from mlxr.kernels.linear.gpu import list_summands
 from mlxr.kernels.tensor import DeviceArray
 
-# So that the product behind it has room beside it, and asks for its weights meanwhile: threads of a threadgroup, and
-# how many of these would fit on a multiprocessor, which bounds the registers of a thread.
+# Threads of a threadgroup, and how many of these must fit on a multiprocessor, which bounds a thread's registers. This
+# leaves room for the following product, which loads its weights meanwhile.
 MAX_THREADS, RESIDENT = 256, 2
 GATHER_THREADS, GATHER_WIDTH = 256, 4
 SUM = Kernel(
@@ -46,13 +46,13 @@ KERNELS = (SUM, GATHER)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnPart:
-    """This rank's part of a sum that is not made yet: (rows, columns), or in shares (shares, rows, columns)."""
+    """This rank's part of a deferred sum: (rows, columns), or in shares (shares, rows, columns)."""
 
     array: DeviceArray
 
 
 def all_reduce(ctx: Context, x: Value) -> Value:
-    """The sum in f32, deferred where a norm may take it."""
+    """Return the sum in f32, deferred if a norm may take it."""
     gpu = ctx.gpu
     if gpu.ranks is None:
         return settle(x)
@@ -63,14 +63,14 @@ def all_reduce(ctx: Context, x: Value) -> Value:
 
 
 def find_own_part(value: Value | None) -> OwnPart | None:
-    """Find this rank's part of `value` if it is a sum that waits; None for any other."""
+    """Return this rank's part of `value` if it is a deferred sum; otherwise None."""
     return find_parts(value, OwnPart)
 
 
 def sum_and_norm(
     ctx: Context, x: DeviceArray, own: OwnPart, gain: DeviceArray, eps: float
 ) -> tuple[DeviceArray, DeviceArray]:
-    """The norm of x plus the sum of all ranks, and this sum."""
+    """Return the norm of x plus the sum of all ranks, and that sum."""
     summed, normed = launch_sum(ctx, own, x, gain, eps)
     return normed, summed
 
@@ -78,7 +78,7 @@ def sum_and_norm(
 def launch_sum(
     ctx: Context, own: OwnPart, x: DeviceArray | None = None, gain: DeviceArray | None = None, eps: float = 0.0
 ) -> tuple[DeviceArray, DeviceArray]:
-    """x, if there is one, plus what all ranks have, in f32; and with a `gain` its norm."""
+    """Return x, if there is one, plus the sum of all ranks, in f32; and with a `gain` its norm."""
     gpu, parts = ctx.gpu, own.array
     wide, ranks, numbers = gpu.mx.float32, gpu.own_ranks, gpu.launcher.numbers
     shares = parts.shape[0] if parts.ndim == 3 else 1
@@ -120,7 +120,7 @@ def launch_sum(
 
 
 def all_gather(ctx: Context, x: Value, columns: tuple[int, ...]) -> Value:
-    """All columns, in the type of x."""
+    """Return the columns of all ranks, in the type of x."""
     gpu, x = ctx.gpu, settle(x)
     ranks, numbers, rows = gpu.own_ranks, gpu.launcher.numbers, x.shape[0]
     pieces = rows * -(-max(columns) // (8 // x.dtype.size))

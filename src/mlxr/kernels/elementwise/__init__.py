@@ -1,10 +1,9 @@
-"""Operators that take numbers one by one, `add`, `scale` and `gate_heads`, or block by block, `hadamard`; and those of
-residual streams side by side, `mix_streams`, `spread_streams`, `match_streams`, `balance_streams` and `blend_streams`.
-`sum_rows` is for the vectors of texts on a GPU.
+"""Element-wise operators `add`, `scale` and `gate_heads`; `hadamard`, block by block; and the operators of parallel
+residual streams, such as `mix_streams`. `sum_rows` makes the vectors of texts on a GPU.
 
 Each has its checks, then its reference in NumPy, which defines its numbers, then the call of the native kernel
-(csrc/operators/scale.inc and streams.inc, csrc/layers/hadamard.cpp). `gpu.py` has the launches; those of streams are
-the processor's alone.
+(csrc/operators/scale.inc and streams.inc, csrc/layers/hadamard.cpp). `gpu.py` has the launches; operators of streams
+run only on processors.
 """
 
 # ruff: noqa: ARG001 -- every implementation takes the context
@@ -24,13 +23,13 @@ from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import FloatArray, IntArray
 
-NO_SOFTCAP = 0.0  # what native kernels take where nothing is capped
+NO_SOFTCAP = 0.0  # the softcap of native kernels that cap nothing
 
 
 def add(ctx: Context, x: FloatArray, other: FloatArray, factor: float = 1.0) -> FloatArray:
-    """(x + other) * factor, each step rounded; x and other (T, n), which are left as they are.
+    """Return (x + other) * factor, each step rounded, for x and other (T, n), which are not changed.
 
-    Raises ValueError for shapes that differ.
+    Raises ValueError if the shapes differ.
     """
     check_floats("add", "x", x, 2)
     check_floats("add", "other", other, 2)
@@ -58,7 +57,7 @@ ADD = Choice("add", _add_reference, _add_native, f"{__name__}.gpu")
 
 
 def scale(ctx: Context, x: FloatArray, factor: float = 1.0, *, softcap: float | None = None) -> FloatArray:
-    """x * factor of x (T, n); with a softcap c, c * tanh(x * factor / c). x itself where neither changes anything."""
+    """Return x * factor for x (T, n), or with a softcap c, c * tanh(x * factor / c); x itself if nothing changes."""
     check_floats("scale", "x", x, 2)
     if not math.isfinite(factor):
         refuse("scale", "factor", factor, "a finite number")
@@ -89,9 +88,9 @@ SCALE = Choice("scale", _scale_reference, _scale_native, f"{__name__}.gpu")
 
 
 def gate_heads(ctx: Context, x: FloatArray, gates: FloatArray, *, softplus: bool = False) -> FloatArray:
-    """x / (1 + exp(-gate)): x (T, n), gates (T, m), each of which is that of n / m neighbours: m is n, or the heads.
+    """Return x / (1 + exp(-gate)) for x (T, n); each of the gates (T, m) is for n / m neighbours, as for a head.
 
-    With `softplus` it is x * log(1 + exp(gate)), for which there is no kernel of a GPU.
+    With `softplus` it is x * log(1 + exp(gate)), which has no GPU kernel.
     """
     check_floats("gate_heads", "x", x, 2)
     check_floats("gate_heads", "gates", gates, 2)
@@ -129,7 +128,7 @@ def _pick_streams(ctx: Context, choice: Choice[Any], form: str) -> Any:
 
 
 def _check_streams(operator: str, streams: int, arrays: Mapping[str, FloatArray]) -> None:
-    """All are rows of so many parts, as many and as wide."""
+    """Check that all arrays have one shape, with columns that `streams` divides."""
     first = next(iter(arrays.values()))
     if streams < 1 or first.ndim != 2 or first.shape[1] % streams:
         refuse(operator, "streams", streams, f"a divisor of the columns of an array of shape {first.shape}")
@@ -140,8 +139,8 @@ def _check_streams(operator: str, streams: int, arrays: Mapping[str, FloatArray]
 
 
 def mix_streams(ctx: Context, x: FloatArray, gates: FloatArray, streams: int) -> FloatArray:
-    """Return the mean (T, n) of the `streams` parts of x (T, streams * n), each number of which is times the sigmoid
-    of its gate."""
+    """Return the mean (T, n) of the `streams` parts of x (T, streams * n), each number multiplied by the sigmoid of its
+    gate."""
     _check_streams("mix_streams", streams, {"x": x, "gates": gates})
     mixed: FloatArray = _pick_streams(ctx, MIX_STREAMS, "mix")(ctx, x, gates, streams)
     return mixed
@@ -173,8 +172,10 @@ def spread_streams(
     factor: float = 1.0,
     gate_scale: float = 1.0,
 ) -> FloatArray:
-    """Return (T, streams * n): of each part x (T, n) * factor, times the sigmoid of the part's gate (T, streams) *
-    gate_scale, added to the part of `base`; without gates or a base neither counts."""
+    """Return (T, streams * n), whose part s is base[s] + x * factor * sigmoid(gates[s] * gate_scale).
+
+    x is (T, n), `base` (T, streams * n) and `gates` (T, streams); without a base or gates, these terms are left out.
+    """
     check_floats("spread_streams", "x", x, 2)
     if streams < 1:
         refuse("spread_streams", "streams", streams, "1 or more")
@@ -220,12 +221,12 @@ def _spread_native(
 
 
 SPREAD_STREAMS = Choice("streams", _spread_reference, _spread_native)
-LEAST_MATCH = 1e-6  # of how alike two rows are, but for its sign
+LEAST_MATCH = 1e-6  # the smallest magnitude of a product of two rows in `match_streams`
 
 
 def match_streams(ctx: Context, keys: FloatArray, queries: FloatArray, streams: int, *, scale: float) -> FloatArray:
-    """Return how alike the `streams` parts of keys and queries (T, streams * n) are, (T, streams): of their product
-    times `scale`, p, sign(p) sqrt(max(|p|, 1e-6))."""
+    """Return the similarity (T, streams) of each part of keys and queries (T, streams * n): sign(p) sqrt(max(|p|,
+    1e-6)), where p is their dot product times `scale`."""
     _check_streams("match_streams", streams, {"keys": keys, "queries": queries})
     matched: FloatArray = _pick_streams(ctx, MATCH_STREAMS, "match")(ctx, keys, queries, streams, scale)
     return matched
@@ -244,7 +245,7 @@ def _match_native(ctx: Context, keys: FloatArray, queries: FloatArray, streams: 
 
 
 MATCH_STREAMS = Choice("streams", _match_reference, _match_native)
-MOST_STREAMS = 8  # that are balanced and blended
+MOST_STREAMS = 8  # most streams that can be balanced and blended
 
 
 def balance_streams(
@@ -252,9 +253,10 @@ def balance_streams(
 ) -> FloatArray:
     """Return the gains of n `streams` whose mixing is doubly stochastic (arXiv:2512.24880): (T, (2 + n) n), as x.
 
-    y is x * scale + base, base as wide as a row, and scale with a number for each of three parts. Of the first n
-    numbers come sigmoids + eps, of the next n twice the sigmoids, and of the others, (n, n), the softmax of each row +
-    eps, then `turns` times divided by the sums of columns + eps, between which they are divided by those of rows + eps.
+    Let y be x * scale + base, where `base` is as wide as a row and `scale` has a number for each of three parts. The
+    first n gains are sigmoids of y plus eps, the next n twice the sigmoids. The others, (n, n), start as the softmax of
+    each row plus eps; they are divided by the sums of columns + eps `turns` times, and between these by the sums of
+    rows + eps.
     """
     check_floats("balance_streams", "x", x, 2)
     width = (2 + streams) * streams
@@ -302,11 +304,11 @@ BALANCE_STREAMS = Choice("streams", _balance_reference, _balance_native)
 def blend_streams(
     ctx: Context, x: FloatArray, streams: int, gains: FloatArray | None = None, added: FloatArray | None = None
 ) -> FloatArray:
-    """Return the sum (T, n) of the `streams` parts of x (T, streams * n) by the first of their gains, as
-    `balance_streams` gives them, or their mean without gains.
+    """Return the sum (T, n) of the `streams` parts of x (T, streams * n), weighted by the first n gains of
+    `balance_streams`; without gains, their mean.
 
-    With `added` (T, n) return the streams that follow, as x: each is the sum of all parts by its column of the last
-    gains, and of `added` by its own of those between.
+    With `added` (T, n), return the next streams, shaped as x: each is the sum of all parts weighted by its column of
+    the last (n, n) gains, plus `added` times its one of the second n gains.
     """
     _check_streams("blend_streams", streams, {"x": x})
     if streams > MOST_STREAMS:
@@ -351,10 +353,10 @@ BLEND_STREAMS = Choice("streams", _blend_reference, _blend_native)
 
 
 def predict_gains(coefficients: FloatArray, streams: int) -> tuple[FloatArray, FloatArray]:
-    """Return what makes the gains of `blend_streams` that predict streams, of what tokens are like: rows
-    ((2 + n) n, n) of a product and its bias.
+    """Return the weight ((2 + n) n, n) and bias of a product that makes gains of `blend_streams` to predict streams.
 
-    A stream becomes itself and the sum of all by its own of the coefficients (n * n, n); the first is what is added.
+    A stream becomes itself plus the sum of all, weighted by its `coefficients` (n * n, n). The first stream is what is
+    added.
     """
     made = coefficients.reshape(streams, streams, streams)  # to, from, by
     own, kept = np.eye(streams, dtype=np.float32)[0], np.eye(streams, dtype=np.float32)
@@ -364,8 +366,8 @@ def predict_gains(coefficients: FloatArray, streams: int) -> tuple[FloatArray, F
 
 
 def correct_gains(coefficients: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the same where each stream becomes itself and, by its own of the coefficients (n, n) and 1 more, how far
-    what is added is from the first."""
+    """Return the same for gains that correct streams: each becomes itself plus the difference of what is added from the
+    first stream, times 1 + its `coefficients` (n, n)."""
     streams = len(coefficients)
     mixed, kept = np.zeros((streams,) * 3, np.float32), np.eye(streams, dtype=np.float32)
     mixed[0], kept[0] = -coefficients, kept[0] - 1
@@ -375,18 +377,18 @@ def correct_gains(coefficients: FloatArray) -> tuple[FloatArray, FloatArray]:
 def _join_gains(
     own: FloatArray, own_bias: FloatArray, mixed: FloatArray, kept: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """The gains say that the first stream is read, what each takes of what is added, and of all streams."""
+    """Join gains: read the first stream; `own` is what each stream takes of what is added, `mixed` of all streams."""
     first: FloatArray = np.eye(len(own), dtype=np.float32)[0]
     rows = np.concatenate([np.zeros_like(kept), own, mixed.reshape(-1, len(own))])
     return rows, np.concatenate([first, own_bias, kept.reshape(-1)])
 
 
-LEAST_SQUARE = 1e-5  # the mean square by which a stream is divided, at least
+LEAST_SQUARE = 1e-5  # the smallest mean square by which a stream is divided
 
 
 def level_streams(ctx: Context, x: FloatArray, base: FloatArray, streams: int) -> FloatArray:
-    """Return streams like the parts of x (T, streams * n): the first is `base` (T, n), and the others are multiplied so
-    that the mean of their squares is that of `base`, or less where their own is below 1e-5."""
+    """Return the parts of x (T, streams * n), the first replaced by `base` (T, n) and the others scaled to its mean
+    square (to less if their own is below 1e-5)."""
     check_floats("level_streams", "base", base, 2)
     _check_streams("level_streams", streams, {"x": x})
     if (len(x), x.shape[1] // streams) != base.shape:
@@ -415,8 +417,8 @@ LEVEL_STREAMS = Choice("streams", _level_reference, _level_native)
 
 
 def cut_gates(ctx: Context, x: FloatArray, columns: int, factor: float) -> FloatArray:
-    """Return x (T, n) with its first `columns` numbers of a row less their mean and `factor` times their standard
-    deviation, or 0 where that is below."""
+    """Return x (T, n) with the mean and `factor` times the standard deviation of each row's first `columns` numbers
+    subtracted from these, and negative results set to 0."""
     check_floats("cut_gates", "x", x, 2)
     if not 1 <= columns <= x.shape[1]:
         refuse("cut_gates", "columns", columns, f"1 to {x.shape[1]}")
@@ -442,7 +444,7 @@ def _cut_native(ctx: Context, x: FloatArray, columns: int, factor: float) -> Flo
 CUT_GATES = Choice("scale", _cut_reference, _cut_native)
 
 
-MAX_BLOCK = 8192  # of a transform: what a GPU's threadgroup has memory for
+MAX_BLOCK = 8192  # most numbers of a transform, for which a GPU's threadgroup has memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -457,7 +459,7 @@ class Hadamard:
     columns: int
     block: int  # a power of two that divides the columns
     signs: FloatArray | None = None  # (columns,) of 1 and -1
-    order: IntArray | None = None  # (columns,): which number of a row stands there
+    order: IntArray | None = None  # (columns,): the column of x that goes to each place
     inverse: bool = False
 
     def __post_init__(self) -> None:
@@ -471,27 +473,27 @@ class Hadamard:
 
     @property
     def variant(self) -> str:
-        """Name the variant of `scale` under which the ledger counts it."""
+        """The variant of `scale` under which the ledger counts it."""
         return "inverse hadamard" if self.inverse else "hadamard"
 
     @property
     def scale(self) -> float:
-        """Return the factor of all sums, which keeps the length of a row."""
+        """The factor of all sums, which keeps the length of a row."""
         return 1.0 / math.sqrt(self.block)
 
     def invert(self) -> Hadamard:
-        """Return what takes this one back, where it has no order."""
+        """Return the inverse rotation; this one must have no order."""
         return replace(self, inverse=not self.inverse)
 
 
 def make_hadamard(columns: int, block: int, signs: Sequence[int] = (), order: Sequence[int] = ()) -> Hadamard:
-    """A rotation with these signs and this order, if there are some. Raises ValueError for what does not fit."""
+    """Return a rotation with these signs and this order, if there are any. Raises ValueError if they do not fit."""
     own_signs = np.array(signs, np.float32) if signs else None
     return Hadamard(columns, block, own_signs, np.array(order, np.int32) if order else None)
 
 
 def hadamard(ctx: Context, x: FloatArray, rotation: Hadamard | None) -> FloatArray:
-    """Rotate the rows of x (T, columns); x itself where there is no rotation."""
+    """Rotate the rows of x (T, columns); return x itself if there is no rotation."""
     if rotation is None:
         return x
     check_floats("hadamard", "x", x, 2)
@@ -531,7 +533,7 @@ HADAMARD = Choice("hadamard", _hadamard_reference, _hadamard_native, f"{__name__
 
 
 def sum_rows(ctx: Context, x: FloatArray, counts: Sequence[int]) -> FloatArray:
-    """The sums (parts, n) of so many neighbouring rows of x (T, n) each. Raises ValueError where they are not all."""
+    """Return the sums (parts, n) of each `counts[i]` neighbouring rows of x (T, n); ValueError if rows are left."""
     check_floats("sum_rows", "x", x, 2)
     check_size("sum_rows", "rows of all parts", sum(counts), x.shape[0])
     name, implementation = SUM_ROWS.pick(ctx.device)

@@ -1,8 +1,8 @@
-"""`add`, `scale` and `gate_heads` on a GPU, each a launch only where no other does it in passing; then the others.
+"""`add`, `scale` and `gate_heads` on a GPU, which need a launch only if no other launch can do them; then the others.
 
-A sum is made by the product that makes one side of it, or by the norm that follows; sums of what experts made are left
-to whoever reads them, and take the shared expert in, with its gate. A factor goes along with the sum that waits. Rows
-whose gate is a product of one output are left, with that product, to the sum that takes them.
+A sum is made by the product that makes one side of it, or by the norm that follows. Sums of experts' results are
+deferred to their reader, together with the shared expert, its gate and a factor. Rows whose gate is a product with one
+output are deferred, with that product, to the sum that takes them.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from mlxr.kernels.gpu.mlx import Mlx
 from mlxr.kernels.linear.gpu import Product, find_dot, join_product, list_summands
 from mlxr.kernels.tensor import DeviceArray
 
-MAX_THREADS = 512  # of `add`
+MAX_THREADS = 512  # most threads of a threadgroup of `add`
 THREADS = 256
-MAX_SUMMED = 8192  # columns; wider ones are logits, which nothing is added to
+MAX_SUMMED = 8192  # most columns of a deferred sum; wider arrays are logits, to which nothing is added
 ADD = Kernel(
     "add",
     Path(__file__).parent,
@@ -61,7 +61,7 @@ KERNELS = (ADD, SCALE, GATE, HADAMARD, ROWS)
 
 
 def add(ctx: Context, x: Value, other: Value, factor: float) -> Value:
-    """(x + other) * factor, deferred where x is a sum that waits."""
+    """Return (x + other) * factor, deferred if x is a deferred sum."""
     gpu = ctx.gpu
     if gpu.launcher is None:
         variant = "f32" if factor == 1.0 else "f32+scale"
@@ -83,7 +83,7 @@ def _compose_sum(mx: Mlx, x: DeviceArray, other: DeviceArray, factor: float) -> 
 
 
 def defer_sum(ctx: Context, summands: Summands) -> Deferred:
-    """The sum, (rows, columns) in f32, which is made when somebody asks for it."""
+    """Return the sum, (rows, columns) in f32, deferred until it is needed."""
     rows, columns = summands.array.shape[-2:]
     return Deferred(
         (rows, columns), ctx.gpu.mx.float32, summands, lambda: _launch_add(ctx, None, summands), summands.arrays
@@ -91,7 +91,7 @@ def defer_sum(ctx: Context, summands: Summands) -> Deferred:
 
 
 def _launch_add(ctx: Context, x: DeviceArray | None, summands: Summands | None, total: float = 1.0) -> DeviceArray:
-    """(x + summands) * total, of which one may be missing."""
+    """Return (x + summands) * total; x or the summands may be None."""
     gpu, numbers = ctx.gpu, ctx.gpu.launcher.numbers
     rows, columns = summands.array.shape[-2:] if summands is not None else () if x is None else x.shape
     width, shares = 8 if columns % 8 == 0 else 1, 0 if summands is None else count_shares(summands.array)
@@ -116,7 +116,7 @@ def _launch_add(ctx: Context, x: DeviceArray | None, summands: Summands | None, 
 
 
 def scale(ctx: Context, x: Value, factor: float, softcap: float | None) -> Value:
-    """x * factor, perhaps capped."""
+    """Return x * factor, perhaps capped."""
     summands = _find_summands(ctx, x) if softcap is None else None
     if summands is not None:
         return defer_sum(ctx, replace(summands, factor=summands.factor * factor))
@@ -143,7 +143,7 @@ def scale(ctx: Context, x: Value, factor: float, softcap: float | None) -> Value
 
 
 def _find_summands(ctx: Context, x: Value) -> Summands | None:
-    """Find the summands of x, where it waits: what experts made, or a product that is no wider than the stream."""
+    """Return the summands of x if it is deferred: experts' results, or a product no wider than the stream."""
     if find_parts(x, Product) is not None and x.shape[1] <= MAX_SUMMED:
         return Summands(list_summands(ctx, x))
     return find_parts(x, Summands)
@@ -155,7 +155,7 @@ def _compose_scale(mx: Mlx, x: DeviceArray, factor: float, softcap: float | None
 
 
 def gate_heads(ctx: Context, x: Value, gates: Value, softplus: bool) -> Value:
-    """x times the sigmoid of its gate."""
+    """Return x times the sigmoid of its gate."""
     assert not softplus, "prepare_layers refuses it"
     dot = find_dot(gates)
     if dot is not None and dot.x.shape == x.shape:
@@ -187,7 +187,7 @@ def _compose_gate(gpu: Gpu, x: DeviceArray, gates: DeviceArray) -> DeviceArray:
 
 
 def hadamard(ctx: Context, x: Value, rotation: Hadamard) -> DeviceArray:
-    """The rows of x in another basis, a threadgroup for each block."""
+    """Return the rotated rows of x; a threadgroup computes each block."""
     gpu, array, block = ctx.gpu, settle(x), rotation.block
     rows, columns = array.shape
     signs = None if rotation.signs is None else gpu.hold(rotation.signs)
@@ -239,7 +239,7 @@ def _compose_hadamard(
 
 
 def sum_rows(ctx: Context, x: Value, counts: Sequence[int]) -> DeviceArray:
-    """The sums of `counts` neighbouring rows each, (parts, columns)."""
+    """Return the sums of each `counts[i]` neighbouring rows, (parts, columns)."""
     gpu, array, starts = ctx.gpu, settle(x), [0, *accumulate(counts)]
     if gpu.launcher is None:
         return gpu.watch.run_mlx("sum_rows", "f32", lambda: _compose_row_sums(gpu.mx, array, starts), array)

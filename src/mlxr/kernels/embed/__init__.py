@@ -1,4 +1,4 @@
-"""Rows of an embedding table of any type; only the rows asked for are decoded, straight from the file's blocks.
+"""Rows of an embedding table of any type; only the requested rows are decoded, straight from the file's blocks.
 
 First the checks, then the reference in NumPy, then the call of the native kernel; `gpu.py` has the launch.
 """
@@ -53,12 +53,12 @@ EMBED = Choice("embed", _embed_reference, _embed_native, f"{__name__}.gpu")
 
 @dataclass(frozen=True, slots=True)
 class Ngrams:
-    """How tokens name rows of a table by themselves and by those before them.
+    """The rule by which a token and those before it (n-grams) select rows of a table.
 
-    For every number of tokens, from two to as many as there are `multipliers`, a token has as many rows as the others:
-    with the exclusive or x of ids times multipliers (of the token itself, of the one before it, ...) those of numbers
-    x % size + offset. A token `end` is the last of its text: those after it see that id in its place and in that of all
-    tokens before it, as do the first ones.
+    There are n-grams of two to len(multipliers) tokens, with equally many rows each. Let x be the exclusive or of ids
+    times multipliers (of the token itself, of the one before it, ...); the rows are x % size + offset, for each size
+    and offset of that n. A token `end` ends a text: tokens after it see that id instead of it and of all earlier
+    tokens, as do tokens at the start.
     """
 
     end: int
@@ -68,11 +68,11 @@ class Ngrams:
 
     @property
     def state_floats(self) -> int:
-        """Numbers of a state: the ids, plus 1, of the tokens before the next one, the oldest first."""
+        """The numbers of a state: ids + 1 of the tokens before the next one, the oldest first."""
         return len(self.multipliers) - 1
 
     def find_rows(self, ids: list[int]) -> list[int]:
-        """Return the rows of the last of these tokens, -1 standing where there is none; the oldest comes first."""
+        """Return the rows of the last of these tokens; the oldest comes first, -1 is no token."""
         each, ended, rows = len(self.sizes) // self.state_floats, False, list[int]()
         mixed = ids[-1] * self.multipliers[0]
         for back in range(1, len(self.multipliers)):
@@ -87,9 +87,9 @@ class Ngrams:
 def embed_ngrams(
     ctx: Context, table: TensorSource, ngrams: Ngrams, batch: RaggedBatch, pool: PoolArray, *, at: int = 0
 ) -> FloatArray:
-    """Decode for each token of the batch the rows of `table` (rows, columns) that it names: (T, heads * columns).
+    """Decode the rows of `table` (rows, columns) that the n-grams of each token select: (T, heads * columns).
 
-    The tokens before those of the batch are in the state of their sequence, in its slot of `pool` from `at` on.
+    The tokens before the batch's are in the state of their sequence, in its slot of `pool` from `at` on.
     """
     check_states("ngrams", pool, at, ngrams.state_floats, batch)
     _, implementation = NGRAMS.pick(ctx.device)

@@ -1,4 +1,4 @@
-"""`embed` on a GPU: the whole table is there as stored; the rows asked for are expanded by a kernel."""
+"""`embed` on a GPU: the whole table is on the device as stored; a kernel expands the requested rows."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from mlxr.kernels.linear.parts import FLOATS, arrange_blocks, pick_blocks
 from mlxr.kernels.tensor import DeviceArray, IntArray, TensorSource
 
 THREADS = 256
-HOST = "host"  # where MLX has no operation for a type, rows of the table are decoded on the host
+HOST = "host"  # the ledger's variant for rows decoded on the host, if MLX has no operation for a type
 PICK = Kernel("embed_pick", Path(__file__).parent, "pick.body", ("table", "ids", "sizes"), ("out",))
 KERNELS = (PICK,)
 
 
 def embed(ctx: Context, token_ids: IntArray, table: TensorSource) -> DeviceArray:
-    """Rows `token_ids` of `table` in f32."""
+    """Return rows `token_ids` of `table` in f32."""
     gpu = ctx.gpu
     if not is_placed(ctx, table):
         ctx.ledger.count("embed", HOST, table.type_name)
@@ -35,12 +35,12 @@ def embed(ctx: Context, token_ids: IntArray, table: TensorSource) -> DeviceArray
 
 
 def is_placed(ctx: Context, table: TensorSource) -> bool:
-    """Whether rows of the table are looked up on the device, where all of it must be then."""
+    """Return True if rows are looked up on the device, which then needs the whole table."""
     return ctx.gpu.launcher is not None or table.type_name in FLOATS
 
 
 def hold_table(ctx: Context, table: TensorSource) -> Upload:
-    """The table on the device, where it stays."""
+    """Return the table on the device, where it stays."""
     return ctx.gpu.table(table, arrange_blocks)
 
 

@@ -1,10 +1,10 @@
-"""Results that are not computed yet because the operator after them may do it in the same launch.
+"""Deferred results, which are not computed yet because the next operator may do it in its own launch.
 
-A norm waits for the product that reads it, a product for the norm, the gate or the sum that takes it. Whoever cannot
-make use of that asks for the array (`settle`). Models and operators' checks see shape and type as of any array.
+A norm is deferred to the product that reads it, a product to the norm, the gate or the sum that takes it. An operator
+that cannot use that computes the array (`settle`). Models and operators' checks see shape and type as of any array.
 
-Sums wait, too (`Summands`): whoever reads one adds it up, nearly always the norm that follows. The bodies that do are
-those of `add` and of the norms (`elementwise/summands.h`).
+Sums are deferred, too (`Summands`): their reader adds them up, nearly always the norm that follows. The bodies that can
+are those of `add` and of the norms (`elementwise/summands.h`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _Parts = TypeVar("_Parts")
 
 
 class Deferred:
-    """`compute` gives the array; `parts` is what another operator needs to compute something else instead.
+    """A deferred result: `compute` returns the array; another operator may compute its own result from `parts` instead.
 
-    `made` are arrays of the parts whose computing may begin meanwhile, if it is worth while.
+    `made` are arrays of the parts that may already be computed meanwhile.
     """
 
     __slots__ = ("_compute", "_value", "dtype", "made", "parts", "shape")
@@ -45,12 +45,12 @@ class Deferred:
 
     @property
     def started(self) -> tuple[Value, ...]:
-        """The arrays to begin with: the result if it is there, else those of its parts."""
+        """The arrays to start computing: the result if it exists, otherwise those of its parts."""
         return self.made if self._value is None else (self._value,)
 
     @property
     def is_open(self) -> bool:
-        """Whether nobody has asked for the array yet."""
+        """True if the array has not been computed yet."""
         return self._value is None
 
     def settle(self) -> DeviceArray:
@@ -64,7 +64,7 @@ Value = DeviceArray | Deferred
 
 
 def find_parts(value: object, kind: type[_Parts]) -> _Parts | None:
-    """The parts of a deferred result that nobody has asked for yet, if they are of this kind."""
+    """Return the parts of a deferred result that is still open, if they are of this kind; otherwise None."""
     return value.parts if isinstance(value, Deferred) and value.is_open and isinstance(value.parts, kind) else None
 
 
@@ -73,7 +73,7 @@ def settle(value: Value) -> DeviceArray: ...
 @overload
 def settle(value: None) -> None: ...
 def settle(value: Value | None) -> DeviceArray | None:
-    """The array of a deferred result; other values as they are."""
+    """Return the array of a deferred result; other values unchanged."""
     return value.settle() if isinstance(value, Deferred) else value
 
 
@@ -87,7 +87,7 @@ class Dot:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gated:
-    """Rows of `y`, perhaps a product that waits, each times the sigmoid of its `dot`."""
+    """Rows of `y`, perhaps a deferred product, each multiplied by the sigmoid of its `dot`."""
 
     y: Value
     dot: Dot
@@ -95,8 +95,8 @@ class Gated:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Summands:
-    """Arrays whose sum is wanted, times `factor`: `array` (rows, columns) or shares of it (shares, rows, columns), and
-    perhaps `other` likewise, whose rows are then multiplied by the sigmoids of `dot`, if there is one."""
+    """Arrays whose sum times `factor` is wanted: `array` (rows, columns), or shares of it (shares, rows, columns), and
+    perhaps `other`, in the same form, whose rows are multiplied by the sigmoids of `dot`, if there is one."""
 
     array: DeviceArray
     other: DeviceArray | None = None
@@ -105,17 +105,17 @@ class Summands:
 
     @property
     def arrays(self) -> tuple[DeviceArray, ...]:
-        """All that is to be added up."""
+        """The arrays to add up."""
         return (self.array,) if self.other is None else (self.array, self.other)
 
     @property
     def is_plain(self) -> bool:
-        """Whether `array` is all there is."""
+        """True if there is only `array`, without a factor."""
         return self.other is None and self.factor == 1.0
 
 
 def list_inputs(summands: Summands | None, none: DeviceArray) -> list[DeviceArray]:
-    """The inputs of a kernel: array, other, x and weight of the dot products; `none` stands for those not there."""
+    """Return the inputs of a kernel: array, other, x and weight of the dot products, with `none` for missing ones."""
     if summands is None:
         return [none] * 4
     pair = (none, none) if summands.dot is None else (summands.dot.x, summands.dot.weight)
@@ -123,14 +123,14 @@ def list_inputs(summands: Summands | None, none: DeviceArray) -> list[DeviceArra
 
 
 def count_shares(array: DeviceArray | None) -> int:
-    """Count the arrays (rows, columns) of which this is made."""
+    """Return the number of arrays (rows, columns) in an array."""
     if array is None:
         return 0
     return array.shape[0] if array.ndim == 3 else 1
 
 
 def list_constants(summands: Summands | None) -> dict[str, int]:
-    """The constants of a kernel that say what there is beside `array`."""
+    """Return the constants of a kernel that say what there is besides `array`."""
     if summands is None:
         return {"OTHERS": 0, "GATE": 0}
     return {"OTHERS": count_shares(summands.other), "GATE": int(summands.dot is not None)}

@@ -1,7 +1,7 @@
-"""A GPU as the operators see it: MLX, the launcher, what has been put on the device, and what is still to be computed.
+"""A GPU as the operators see it: MLX, the launcher, arrays on the device, and pending work.
 
-Host arrays that stay the same (norm weights, rotation tables) are put on the device once and found again by identity.
-The integers of a batch are put there once per step. Knows no operator.
+Host arrays that never change (norm weights, rotation tables) are copied to the device once and found again by identity.
+The integers of a batch are copied once per step. This module knows no operator.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 AnyArray = npt.NDArray[Any]
 Arrange = Callable[
     [Mlx, str, DeviceArray], DeviceArray
-]  # mlx, type name and raw blocks to the blocks as kernels read them
+]  # from mlx, the type's name and raw blocks to the blocks as kernels read them
 MAX_STARTED = 2
 NEURAL_GENERATION, NEURAL_ROWS = 17, 64
 ALIGNMENT_BYTES = 256
@@ -47,9 +47,9 @@ ALIGNMENT_BYTES = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedBatch:
-    """The arrays of a RaggedBatch on the device; `owners` is the sequence of each token, `lengths` what it sees.
+    """The arrays of a RaggedBatch on the device; `owners` are the tokens' sequences, `lengths` the positions they see.
 
-    `parts` keeps what an operator makes of them once for all layers.
+    `parts` keeps what operators make of them once for all layers.
     """
 
     token_ids: DeviceArray
@@ -63,9 +63,9 @@ class PlacedBatch:
 
 
 class Upload:
-    """A tensor's raw blocks, or its plain numbers, on the device; shared by all that use it.
+    """A tensor's raw blocks, or its plain numbers, on the device; shared by all users.
 
-    `source` is the tensor, where it is one: held, so that no other one can pass for it.
+    `source` is the tensor, if there is one; it is held so that no other object gets its identity.
     """
 
     __slots__ = ("__weakref__", "array", "source")
@@ -75,101 +75,101 @@ class Upload:
 
 
 class Gpu:
-    """What all operators of one context share: the device, its arrays, its machine and its steps."""
+    """A GPU, shared by all operators of one context: the device, its arrays, its machine and its steps."""
 
     def __init__(self, device: str, ledger: Ledger, emulator: Emulator | None = None) -> None:
         self.device = device
         self.mx = mx = load_mlx(device)  # mlx.core
-        self.narrow = device in ("metal", "cuda")  # products are computed in 16 bits, as GPUs do fastest
+        self.narrow = device in ("metal", "cuda")  # products are computed in 16 bits, which is fastest on GPUs
         mx.set_default_device(mx.gpu if self.narrow else mx.cpu)
         if device == "metal" and (room_bytes := mx.device_info().get("max_recommended_working_set_size")):
-            mx.set_wired_limit(int(room_bytes))  # or macOS pages weights out when they come near to it
-        self.watch = Watch(mx, ledger)  # tells the ledger what runs
+            mx.set_wired_limit(int(room_bytes))  # or macOS pages weights out when they nearly reach it
+        self.watch = Watch(mx, ledger)  # counts launches in the ledger
         driver, code = _open_cuda() if device == "cuda" else (None, None)
         launcher: Launcher | None = None
         if device != "mlx-cpu":
             launcher = Launcher(mx, device, emulator, code, self.watch)  # type: ignore[arg-type]
-        # whether kernels are chosen as for an Apple GPU
+        # True if kernels are chosen as for an Apple GPU
         self.is_apple = device == "metal" or bool(launcher and launcher.emulator and launcher.emulator.words == "apple")
-        # None where kernels cannot run and MLX's own operations take their place
+        # None if kernels cannot run, so that MLX's own operations replace them
         self.launcher: Launches = cast(Any, launcher)
         self.driver = driver
         self.ranks: Ranks | None = None  # the place of this process among those that compute one model
         self.has_tiles = device == "cuda"  # our kernels use its matrix units,
-        self.has_squares = self.is_apple  # or those of 8 x 8, for so many rows; MLX has better ones from the M5 on
+        self.has_squares = self.is_apple  # or those of 8 x 8, up to `most_squared` rows; from the M5 on, MLX is faster
         self.most_squared = find_most_squared(mx.device_info()) if device == "metal" else 2**31
-        self.activations: NumberType = mx.float32  # between operators
-        self.operands: NumberType = mx.float32  # of results which only products read
+        self.activations: NumberType = mx.float32  # type of results between operators
+        self.operands: NumberType = mx.float32  # type of results that only products read
         self.pending: list[DeviceArray] = []
         self.last_expanded: DeviceArray | None = None  # the product that last read the scratch array
-        self.last_turn: DeviceArray | None = None  # what ranks last gave each other: the next time comes after it
+        self.last_turn: DeviceArray | None = None  # result of the ranks' last exchange, for which the next one waits
         self._scratch: dict[str, DeviceArray] = {}
-        self._matrices: dict[tuple[int, int, str], DeviceArray] = {}  # parts of these
+        self._matrices: dict[tuple[int, int, str], DeviceArray] = {}  # parts of the scratch arrays
         self._uploads: weakref.WeakValueDictionary[tuple[int, int], Upload] = weakref.WeakValueDictionary()
         self._held: dict[int, DeviceArray] = {}
         self._tables: dict[int, tuple[TensorSource, Upload]] = {}
-        self._placed: list[tuple[RaggedBatch, PlacedBatch]] = []  # of one step, as its groups of layers see it
+        self._placed: list[tuple[RaggedBatch, PlacedBatch]] = []  # batches of one step, for its groups of layers
         self.steps = Steps()
-        self._is_busy = False  # whether MLX was given work since it was last waited for
+        self._is_busy = False  # True if MLX was given work after the last wait
         self.machine = _make_machine(mx, launcher, driver, code)
         self.processors, self.room_bytes = (
             (0, 0) if self.machine is None else (self.machine.processors, self.machine.room_bytes)
         )
-        self.is_traced = False  # operators run for a step that MLX compiles or that is recorded;
-        self.live_rows: DeviceArray | None = None  # then (1,) says how many rows of its batch count
-        self.rehearses = False  # no row counts
+        self.is_traced = False  # True while operators run for a step that MLX compiles or that is recorded
+        self.live_rows: DeviceArray | None = None  # in such a step, (1,): the number of its rows that are not padding
+        self.rehearses = False  # True while the rows of steps are not to be counted
         self.workspace = Workspace(mx, lambda: self.held_bytes + sum(one.nbytes for one in self._scratch.values()))
         self._started: deque[list[Value]] = deque()
 
     @property
     def own_ranks(self) -> Ranks:
-        """The place of this process among the ranks; for what runs only where there are several."""
+        """The place of this process among the ranks, of which there must be several."""
         assert self.ranks is not None
         return self.ranks
 
     def allocate_pool(self, shape: tuple[int, ...], kind: str) -> Pool:
-        """A zeroed pool of pages or states, of numbers that are bf16, f16 or f32."""
+        """Return a zeroed pool of pages or states, in bf16, f16 or f32."""
         return Pool(self.mx, self.launcher, shape, kind, self.machine)
 
     def describe(self) -> str:
-        """All that can change the numbers that are computed: the device, MLX's version and the kernels."""
+        """Return a text of everything that can change results: the device, MLX's version and a hash of the kernels."""
         sources = sorted(path for path in Path(__file__).parents[1].rglob("*") if path.suffix in (".h", ".body"))
         text = hashlib.blake2b(b"".join(path.read_bytes() for path in sources)).hexdigest()
         return f"{self.device}: mlx {version('mlx')}: {text}"
 
     def read_free_bytes(self) -> int | None:
-        """Bytes that arrays may still take in the GPU's memory; None where it does not tell, or where there is none."""
+        """Return the bytes that arrays may still take in the GPU's memory; None if unknown, or without such memory."""
         return read_free_bytes(self.mx, self.device) if self.narrow else None
 
     @property
     def total_bytes(self) -> int:
-        """All memory of an NVIDIA GPU; 0 of others, and where MLX does not tell."""
+        """Bytes of memory of an NVIDIA GPU; 0 for others, or if MLX does not say."""
         return int(self.mx.device_info().get("total_memory", 0)) if self.device == "cuda" else 0
 
     @property
     def recorder(self) -> Recorder:
-        """The list that launches go into; for what runs only while a step is recorded."""
+        """The recorder of launches; TypeError if no step is being recorded."""
         if not isinstance(self.launcher, Recorder):
             raise TypeError("no step is recorded")
         return self.launcher
 
     @property
     def is_recording(self) -> bool:
-        """Whether operators launch into a list, whose memory is the machine's."""
+        """True if launches of operators are recorded, in the machine's memory."""
         return isinstance(self.launcher, Recorder)
 
     @property
     def emulates(self) -> bool:
-        """Whether kernels run on the host."""
+        """True if kernels run on the host."""
         return isinstance(self.launcher, Launcher) and self.launcher.emulator is not None
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the device that recorded steps hold without MLX."""
+        """Bytes of the device that recorded steps hold, of which MLX does not know."""
         return 0 if self.machine is None else self.machine.held_bytes
 
     def hold(self, array: AnyArray) -> DeviceArray:
-        """`array` on the device, for as long as it lives on the host."""
+        """Return `array` on the device, where it stays as long as it lives on the host."""
         held = self._held.get(id(array))
         if held is None:
             held = self.mx.array(array)
@@ -179,7 +179,7 @@ class Gpu:
         return held
 
     def upload(self, tensor: TensorSource, arrange: Arrange) -> Upload:
-        """The tensor on the device, brought to the kernels' order. Uploaded once while anybody holds it."""
+        """Return the tensor on the device, arranged for the kernels. It is uploaded once while anybody holds it."""
         key = (id(tensor), tensor.nbytes)
         found = self._uploads.get(key)
         if found is None:
@@ -191,7 +191,7 @@ class Gpu:
         return found
 
     def _take_over(self, array: DeviceArray) -> DeviceArray:
-        """`array`, which came from the host, in the GPU's own memory: there lies only what the GPU made itself."""
+        """Return `array`, which came from the host, in the GPU's own memory, where only results of the GPU are."""
         if self.device != "cuda" or len(array) < ALIGNMENT_BYTES:
             return array
         middle = len(array) // 2 // ALIGNMENT_BYTES * ALIGNMENT_BYTES
@@ -200,16 +200,16 @@ class Gpu:
         return copy
 
     def table(self, tensor: TensorSource, arrange: Arrange) -> Upload:
-        """The upload of an embedding table, which stays for good."""
+        """Return the upload of an embedding table, which stays for good."""
         found = self._tables.get(id(tensor))
         if found is None:
             found = self._tables[id(tensor)] = (tensor, self.upload(tensor, arrange))
         return found[1]
 
     def place(self, batch: RaggedBatch) -> PlacedBatch:
-        """The batch's arrays on the device; the same ones for all operators of a step.
+        """Return the batch's arrays on the device; the same ones for all operators of a step.
 
-        What is launched with them does not overtake a step that ran ahead.
+        Launches with them do not overtake a step that ran ahead.
         """
         found = next((placed for known, placed in self._placed if known is batch), None)
         if found is None:
@@ -217,7 +217,7 @@ class Gpu:
             mx = self.mx
             rows = np.repeat(np.arange(batch.sequences, dtype=np.int32), np.diff(batch.query_starts))
             columns = (batch.token_ids, batch.rope_rows, batch.slots, rows, batch.positions + np.int32(1))
-            # one array, since the device fetches each new one from the host by itself
+            # one array, since each new one is fetched from the host separately
             packed = mx.array(np.concatenate([*columns, batch.page_table.reshape(-1), batch.output_rows]))
             tokens, stop = batch.tokens, 5 * batch.tokens + batch.page_table.size
             table = packed[5 * tokens : stop].reshape(batch.page_table.shape)
@@ -229,7 +229,7 @@ class Gpu:
         return found
 
     def place_traced(self, batch: RaggedBatch, token_ids: DeviceArray, arrays: Sequence[DeviceArray]) -> None:
-        """Let `arrays` (what `steps.unpack_batch` gives) and tokens stand for those of `batch` in a trace."""
+        """Let `arrays` (from `steps.unpack_batch`) and `token_ids` stand for those of `batch` in a trace."""
         self.last_expanded = self.last_turn = None
         positions, lengths, reads, writes, *places, self.live_rows = arrays
         rows, starts = (self.mx.arange(batch.tokens + more, dtype=self.mx.int32) for more in (0, 1))
@@ -241,29 +241,29 @@ class Gpu:
         self.is_traced = True
 
     def forget_placed(self) -> None:
-        """Let go of the arrays of the last step, but for what the next one has to wait for."""
+        """Forget the arrays of the last step, except those for which the next one must wait."""
         self._placed, self.last_turn = [], None
-        if self.is_traced:  # it is no array then
+        if self.is_traced:  # then it is not a real array
             self.last_expanded = None
         self.is_traced, self.live_rows = False, None
 
     def place_ids(self, token_ids: AnyArray) -> DeviceArray:
-        """Token ids on the device, those of the step where they are its own."""
+        """Return token ids on the device; those of the step, if they are its own."""
         if self._placed and self._placed[0][0].token_ids is token_ids:
             return self._placed[0][1].token_ids
         placed: DeviceArray = self.mx.array(token_ids)
         return placed
 
     def count_live(self, rows: int) -> DeviceArray:
-        """How many of a step's rows do not merely fill it up, (1,) on the device: all `rows` where nobody knows."""
+        """Return the number of a step's rows that are not padding, (1,) on the device; all `rows` if it is unknown."""
         return self.launcher.numbers(self.count_rows(rows)) if self.live_rows is None else self.live_rows
 
     def count_rows(self, rows: int) -> int:
-        """How many of so many rows count."""
+        """Return `rows`, or 0 in a rehearsal, where rows do not count."""
         return 0 if self.rehearses else rows
 
     def reserve(self, count: int, kind: NumberType) -> DeviceArray:
-        """`count` numbers at least, always in the same memory; larger memory only where that does not do."""
+        """Return scratch memory for at least `count` numbers; it is the same each time, unless it must grow."""
         held = self._scratch.get(str(kind))
         if held is None or held.size < count:
             held = self._scratch[str(kind)] = self.mx.zeros((count,), kind)
@@ -272,7 +272,7 @@ class Gpu:
         return held
 
     def reserve_matrix(self, rows: int, columns: int, kind: NumberType) -> DeviceArray:
-        """The beginning of that memory as a matrix; outside of traces the same array each time."""
+        """Return the beginning of the scratch memory as a matrix; outside of traces the same array each time."""
         whole, key = self.reserve(rows * columns, kind), (rows, columns, str(kind))
         found = self._matrices.get(key)
         if found is None or self.is_traced:
@@ -283,40 +283,40 @@ class Gpu:
         return found
 
     def fetch_written(self, array: DeviceArray) -> AnyArray:
-        """A copy on the host of an array that launches write in place, once all that was started is done."""
+        """Return a host copy of an array that launches write in place, after all started work is done."""
         if self.machine is not None:
             self.machine.synchronize()
-        copy = array + self.mx.array(0, array.dtype)  # what lies in memory of its own
+        copy = array + self.mx.array(0, array.dtype)  # a new array, in its own memory
         self.mx.eval(copy)
         return np.array(copy)
 
     def submit(self, *results: DeviceArray) -> None:
-        """Start computing `results` and whatever else is pending, without waiting for it."""
+        """Start computing `results` and everything pending, without waiting for it."""
         pending, self.pending = self.pending, []
         if self.machine is not None:
-            self.machine.synchronize()  # it may write pages
+            self.machine.synchronize()  # a recorded step may still write pages
         self._started.clear()
         self.mx.async_eval(*results, *pending)
         self._is_busy = True
 
     def settle_arrays(self) -> None:
-        """Wait until MLX has computed all that was submitted."""
+        """Wait until MLX has done all submitted work."""
         if self._is_busy:
             self.mx.synchronize()
             self._is_busy = False
 
     def start(self, *results: Value | None) -> None:
-        """Let the device begin with `results` while the host goes on to say what follows; nothing in a trace.
+        """Let the device begin with `results` while the host prepares further launches; do nothing in a trace.
 
-        The host waits for what was started MAX_STARTED times before: arrays between operators live until the device is
-        done with them, so their memory is bounded by how far the host may be ahead. A thread of MLX returns them; where
-        it has fallen behind, the host waits for it as well.
+        The host waits for the results of MAX_STARTED calls ago: arrays between operators live until the device is done
+        with them, so this bounds their memory. A thread of MLX frees them; if it has fallen behind, the host waits for
+        it, too.
         """
         each: list[tuple[Value, ...]] = [
             result.started if isinstance(result, Deferred) else (result,) for result in results if result is not None
         ]
         if self.is_traced or not all(each):
-            return  # of few tokens products wait, too
+            return  # with few tokens, products are deferred, so there is nothing to start
         arrays = [array for arrays in each for array in arrays]
         if self.machine is not None:
             self.machine.synchronize()
@@ -329,7 +329,7 @@ class Gpu:
             self.mx.eval(self._started.popleft())
 
     def read(self, tensor: TensorSource) -> DeviceArray:
-        """A copy of the tensor on the device: blocks as bytes, floats as they are."""
+        """Return a copy of the tensor on the device: blocks as bytes, floats as floats."""
         mx = self.mx
         raw = np.ascontiguousarray(tensor.data)
         match tensor.type_name:
@@ -346,8 +346,11 @@ class Gpu:
 
 
 def find_most_squared(info: Mapping[str, Any]) -> int:
-    """Up to how many rows of x our kernels multiply blocks by on this Apple GPU, whose name MLX gives: more are better
-    expanded where MLX's product has the neural accelerators (from applegpu_g17 on)."""
+    """Return the most rows of x for which our kernels multiply by blocks on this Apple GPU.
+
+    From applegpu_g17 on (the name is in MLX's `info`), MLX's product has neural accelerators, so that expanding weights
+    is better for more rows.
+    """
     generation = re.match(r"applegpu_g(\d+)", str(info.get("architecture", "")))
     return NEURAL_ROWS if generation is not None and int(generation[1]) >= NEURAL_GENERATION else 2**31
 
@@ -355,7 +358,7 @@ def find_most_squared(info: Mapping[str, Any]) -> int:
 def _make_machine(
     mx: Mlx, launcher: Launcher | None, driver: CudaDriver | None, code: CudaCode | None
 ) -> Machine | None:
-    """The machine that runs recorded steps without MLX, where there is one."""
+    """Return the machine that runs recorded steps without MLX, if there is one."""
     if launcher is None:
         return None
     if launcher.emulator is not None:
@@ -364,7 +367,7 @@ def _make_machine(
 
 
 def _open_cuda() -> tuple[CudaDriver, CudaCode] | tuple[None, None]:
-    """The driver and what compiles for it; None where a part of CUDA is missing that MLX does not need."""
+    """Return the driver and its compiled code; None if a part of CUDA is missing that MLX does not need."""
     try:
         driver = CudaDriver()
     except DeviceError as error:

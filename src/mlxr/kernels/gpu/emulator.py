@@ -1,13 +1,13 @@
-"""Runs kernels on the host: compiles their source with the machine's C++ compiler and calls it over MLX's memory.
+"""An emulator of GPUs: it compiles kernels with the host's C++ compiler and runs them over MLX's memory.
 
-Slow and exact: every thread of a threadgroup is a fiber, so barriers and SIMD-group operations happen as on a GPU. With
-`sanitize` a kernel runs in a process of its own under the address sanitizer, on copies that end where the arrays end.
-Compiled kernels are kept in a folder, by the hash of their source. GCC reads what they all begin with once and keeps it
-there too, which saves a quarter of the time for each. `EmulatedMachine` runs recorded launches so.
+It is slow and exact: every thread of a threadgroup is a fiber, so barriers and SIMD-group operations work as on a GPU.
+With `sanitize`, a kernel runs in its own process under the address sanitizer, on copies that end where the arrays end.
+Compiled kernels are kept in a folder, by the hash of their source. GCC's compiled form of their common beginning is
+kept there, too, which saves a quarter of the time for each. `EmulatedMachine` runs recorded launches in this way.
 
-With `words="apple"` kernels have the words of metal.h, which run over a stand-in for Metal's own, and the limits of an
-Apple GPU: buffers, memory of a threadgroup, no matrices but those of 8 x 8, and threads, of which there are fewer where
-each keeps much. What a thread keeps is measured by its stack.
+With `words="apple"`, kernels use the words of metal.h, with a stand-in for Metal's own, and have the limits of an Apple
+GPU: buffers, memory of a threadgroup, only matrices of 8 x 8, and fewer threads if each keeps much. What a thread keeps
+is measured by its stack.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 _CHECKED_FLAGS = ("-std=c++17", "-O1", "-g1", "-fno-strict-aliasing", "-w", *_SANITIZERS, "-DMLXR_MAIN")
 
 MOST_BUFFERS, MOST_SHARED_BYTES, MOST_THREADS = 31, 32768, 1024  # Apple's feature set tables, from the M1 on
-REGISTER_BYTES = 208 * 1024  # of a core, github.com/philipturner/metal-benchmarks
-LEAST_THREADS = 384  # what it has for threads that keep most, the rest of which goes to device memory
-FRAME_BYTES = 512  # of a stack that are the emulator's own
+REGISTER_BYTES = 208 * 1024  # registers of a core, github.com/philipturner/metal-benchmarks
+LEAST_THREADS = 384  # threads of a core even if they keep most; what does not fit goes to device memory
+FRAME_BYTES = 512  # bytes of a stack that the emulator itself uses
 
 # Reads the arrays from standard input, each in memory of exactly its size; writes all of them back.
 _MAIN = """
@@ -67,9 +67,9 @@ int main() {
 
 
 class Emulator:
-    """Compiled kernels by their source; `folder` keeps them between processes (default: a temporary one)."""
+    """The emulator: compiled kernels by source; `folder` keeps them between processes (default: a temporary one)."""
 
-    usual_words: HostWords = "emulated"  # where nobody says which
+    usual_words: HostWords = "emulated"  # the default of `words`
 
     def __init__(self, *, sanitize: bool = False, folder: Path | None = None, words: HostWords | None = None) -> None:
         self._compiler = find_compiler()
@@ -77,14 +77,14 @@ class Emulator:
         self._folder = folder or Path(tempfile.gettempdir()) / f"mlxr-emulated-{os.getuid()}"
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._libraries: dict[tuple[Kernel, Variant], Any] = {}
-        self._fitting: set[tuple[Any, int, int]] = set()  # launches that are known to be within Apple's limits
+        self._fitting: set[tuple[Any, int, int]] = set()  # launches known to be within Apple's limits
 
     def run(
         self, kernel: Kernel, variant: Variant, arrays: Sequence[AnyArray], groups: tuple[int, int, int], threads: int
     ) -> None:
         """Run all threadgroups over `arrays` (inputs, then outputs), which are contiguous and written in place.
 
-        Raises DeviceError, with what the sanitizer or the emulator says, when the kernel goes wrong.
+        Raises DeviceError, with the message of the sanitizer or the emulator, if the kernel fails.
         """
         if self.sanitizes:
             self._run_apart(self._compile(kernel, variant), arrays, groups, threads)
@@ -94,7 +94,7 @@ class Emulator:
     def run_at(
         self, kernel: Kernel, variant: Variant, addresses: Sequence[int], groups: tuple[int, int, int], threads: int
     ) -> None:
-        """`run` over arrays that are known by their addresses alone, without the sanitizer."""
+        """Run over arrays at these addresses, without the sanitizer."""
         library = self._libraries.get((kernel, variant))
         if library is None:
             library = self._libraries[kernel, variant] = ctypes.CDLL(str(self._compile(kernel, variant)))
@@ -103,7 +103,7 @@ class Emulator:
             self._check_limits(kernel, library, len(addresses), threads)
 
     def _check_limits(self, kernel: Kernel, library: Any, buffers: int, threads: int) -> None:
-        """Raise DeviceError where an Apple GPU would not have taken the launch."""
+        """Raise DeviceError if an Apple GPU would have refused the launch."""
         if (library, buffers, threads) in self._fitting:
             return
         shared_bytes, kept_bytes = library.mlxr_shared_bytes(), library.mlxr_stack_bytes() - FRAME_BYTES
@@ -160,7 +160,7 @@ class Emulator:
         return "Free Software Foundation" in self._version
 
     def _precompile(self, text: str) -> Path:
-        """A header with `text`, beside which lies what GCC made of it. It reads the text where that does not suit."""
+        """Return a header with `text`, beside GCC's compiled form of it; GCC reads the text if that does not suit."""
         header = self._folder / f"prelude-{_name(self._version, *self._flags, text)}.h"
         if not header.exists():
             with self._making(header.with_suffix(".h.gch")) as made:
@@ -177,7 +177,7 @@ class Emulator:
 
     @contextmanager
     def _making(self, target: Path) -> Iterator[Path]:
-        """A path whose file becomes `target`, whole or not at all, also when two processes make the same."""
+        """Yield a path whose file becomes `target`, whole or not at all, even if two processes make the same one."""
         with tempfile.TemporaryDirectory(dir=self._folder) as scratch:
             made = Path(scratch) / "made"
             yield made
@@ -190,13 +190,13 @@ def _name(*parts: str) -> str:
 
 
 def count_threads(kept_bytes: int) -> int:
-    """How many threads an Apple GPU allows in a threadgroup, when each keeps so many bytes in registers."""
+    """Return the most threads of a threadgroup on an Apple GPU if each keeps `kept_bytes` in registers."""
     fitting = REGISTER_BYTES // max(1, kept_bytes) // LANES * LANES
     return max(LEAST_THREADS, min(MOST_THREADS, fitting))
 
 
 def find_compiler() -> str:
-    """The C++ compiler; DeviceError when there is none."""
+    """Return the path of the C++ compiler; DeviceError if there is none."""
     for name in _COMPILERS:
         path = shutil.which(name)
         if path is not None:
@@ -205,7 +205,7 @@ def find_compiler() -> str:
 
 
 class EmulatedMachine:
-    """Everything happens at once, over the host's memory."""
+    """A machine that runs everything at once, in host memory."""
 
     multiplies = True
     processors = room_bytes = 0
@@ -218,7 +218,7 @@ class EmulatedMachine:
 
     @property
     def held_bytes(self) -> int:
-        """All that is in `memory`."""
+        """Bytes of `memory`."""
         return self.memory.nbytes
 
     def drop(self, prepared: Mapping[str, Any]) -> None:
@@ -250,7 +250,7 @@ class EmulatedMachine:
         """Do nothing: launches here have ended when `start` returns."""
 
     def _allocate(self, size_bytes: int) -> int:
-        """Rubbish, so that what stays unwritten shows."""
+        """Return the address of new memory, filled so that unwritten numbers show."""
         self._held.append(np.full(size_bytes, 0xFF, np.uint8))
         return int(self._held[-1].ctypes.data)
 
@@ -267,7 +267,7 @@ class _Here:
 
 
 def _multiply(product: Product, x: int, weight: int, out: int) -> None:
-    """The same with NumPy, in f32."""
+    """Run a library's product with NumPy, in f32."""
     shares = max(1, product.shares)
     left = _widen(_view(x, (product.tokens, product.inputs), product.kind))
     right = _widen(_view(weight, (product.outputs, product.inputs), product.weight_kind))

@@ -1,10 +1,10 @@
-"""Decode steps that are recorded: traced once for each shape class, started with two arrays of integers.
+"""Recorded decode steps: traced once for each class of shapes, then started with two arrays of integers.
 
-A step of single tokens is the same list of launches every time. A few tokens of one text, of which all logits are
+A step of single tokens is the same list of launches every time. A few tokens of one text, if all their logits are
 wanted, are single tokens whose sequences share their pages (`RaggedBatch.split_rows`). Batches are padded to classes:
-sequences and pages to powers of two; what is padded writes into and reads from a page of its own at the end of the
-pools (`Pool`), and begins with a state of zeros. What is traced runs the same operators as always; whatever they decide
-on the host must follow from the class alone.
+sequences and pages to powers of two; padding reads and writes the spare page at the end of the pools (`Pool`), and
+begins with a state of zeros. A trace runs the same operators as any step; whatever they decide on the host may depend
+only on the class.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ if TYPE_CHECKING:  # a server without a GPU starts without its device
 logger = logging.getLogger(__name__)
 Compute = Callable[[RaggedBatch], Any]
 FORWARD, DRAW, LARGEST = "forward", "draw", "largest"  # parts of a recorded step
-MAX_SEQUENCES = 256  # larger batches are bound by their arithmetic and run as they are
+MAX_SEQUENCES = 256  # larger batches are bound by arithmetic and are not recorded
 
 
 def takes_step(batch: RaggedBatch) -> bool:
-    """Tell whether a recorded step can take the batch: single tokens, or a few of each text, each with its logits
-    wanted, without adapters and pictures."""
+    """Return True if a recorded step can take the batch: single tokens, or a few of each text, all with logits wanted,
+    without adapters and pictures."""
     if (
         batch.adapters
         or batch.rows_over is not None
@@ -66,9 +66,10 @@ def takes_step(batch: RaggedBatch) -> bool:
 
 
 def run_step(gpu: Gpu, compute: Compute, batch: RaggedBatch, pools: StepPools, key: object) -> Any:
-    """`compute(batch)` by a step, recorded if it is new; `key` is what it depends on besides the shape.
+    """Return the logits of `compute(batch)` by a recorded step, which is recorded first if it is new.
 
-    The step starts, or has run ahead (`Steps`). `pools` have the pages and slots that the batch names.
+    `key` is everything besides the shape on which the step depends. The step starts, or has run ahead (`Steps`).
+    `pools` have the pages and slots that the batch names.
     """
     padded, graphs = pad_batch(batch if batch.tokens == batch.sequences else batch.split_rows(), pools), pools.graphs
     shape = (key, padded.tokens, padded.longest_run, *(group.page_table.shape[1] for group in padded.groups))
@@ -86,7 +87,7 @@ def _make_step(gpu: Gpu, compute: Compute, batch: RaggedBatch) -> Step:
 
 
 def check_step(batch: RaggedBatch, pools: StepPools) -> None:
-    """Check of a batch, for a step that is replayed, what operators check when they are traced."""
+    """Check the batch of a replayed step, as operators check it in a trace."""
     for group, pool in pools.pair_groups(batch):
         pages, page_size = pool.shape[0] + 1, pool.shape[2]
         slots, table = group.slots, group.page_table
@@ -98,7 +99,7 @@ def check_step(batch: RaggedBatch, pools: StepPools) -> None:
 
 
 def pad_batch(batch: RaggedBatch, pools: StepPools) -> RaggedBatch:
-    """The batch with sequences and the pages of each group filled up to powers of two."""
+    """Return the batch with its sequences, and the pages of each group, padded to powers of two."""
     rows = _round_up(batch.sequences)
     more = rows - batch.sequences
     places = [_pad_places(group, rows, pool) for group, pool in pools.pair_groups(batch)]
@@ -126,7 +127,7 @@ def pad_batch(batch: RaggedBatch, pools: StepPools) -> RaggedBatch:
 
 
 def _pad_places(group: RaggedBatch, rows: int, pool: Pool) -> tuple[Ints, Ints]:
-    """Slots and page table of one group for so many sequences; its pool's spare page stands where there is none."""
+    """Return slots and page table of one group, padded to `rows` sequences; missing pages are the pool's spare page."""
     spare, (sequences, columns) = pool.shape[0], group.page_table.shape
     table = np.full((rows, _round_up(columns)), spare, np.int32)
     table[:sequences, :columns] = np.where(group.page_table < 0, spare, group.page_table)
@@ -143,10 +144,10 @@ def _round_up(count: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompiledStep:
-    """A step as MLX keeps it (`mx.compile`): no Python for an operator when it runs again, but all of MLX's own work.
+    """A step kept by `mx.compile`: running it again takes no Python for operators, but all of MLX's own work.
 
-    For what our kernels do not do alone. Where launches compute at once nothing is kept, and the step just runs.
-    `replay` makes logits of tokens and packed integers; `step` does so without MLX's trace, for profiles.
+    It is for steps that do not consist of our kernels alone. If launches compute at once, nothing is kept, and the step
+    just runs. `replay` makes logits of tokens and packed integers; `step` does so without MLX's trace, for profiles.
     """
 
     gpu: Gpu
@@ -156,7 +157,7 @@ class CompiledStep:
     runs_ahead: bool
 
     def start(self, batch: RaggedBatch, rows: int, before: Run | None) -> Run:
-        """See `Step`. What follows a step is submitted with the tokens drawn from it."""
+        """Start the step, as `Step.start`. A step after another one is submitted when tokens are drawn from it."""
         mx, watch = self.gpu.mx, self.gpu.watch
         replay = self.replay if watch.watched is None else self.step
         for row in self.dispatches if watch.watched is None else ():
@@ -169,7 +170,7 @@ class CompiledStep:
         return Run(self, batch, logits, batch.token_ids[:rows] if before is None else None, (whole, None))
 
     def draw(self, run: Run, numbers: Numbers | None) -> Results:
-        """Draw from the logits of `run`, as `Step.draw` says."""
+        """Draw from the logits of `run`, as `Step.draw`."""
         mx, whole = self.gpu.mx, run.kept[0]
         if numbers is not None and len(numbers) < whole.shape[0]:
             numbers = np.concatenate([numbers, np.zeros((whole.shape[0] - len(numbers), numbers.shape[1]), np.float32)])
@@ -179,7 +180,7 @@ class CompiledStep:
         return _Array(drawn)
 
     def finish(self, run: Run) -> None:
-        """Wait for `run`: on Metal launches may overtake each other if no array that one makes goes into the other."""
+        """Wait for `run`: on Metal launches may overtake each other, unless one takes an array that the other makes."""
         if self.gpu.machine is None:
             self.gpu.mx.eval([array for array in run.kept if array is not None])
 
@@ -193,7 +194,7 @@ class _Array:
 
 
 def compile_step(gpu: Gpu, compute: Compute, batch: RaggedBatch) -> CompiledStep:
-    """`compute(batch)` as a function of the tokens and integers of such a batch."""
+    """Return `compute(batch)` as a step: a function of the tokens and integers of such a batch."""
     mx, ledger = gpu.mx, gpu.watch.ledger
     before = ledger.copy_counts()
 
@@ -210,7 +211,7 @@ def compile_step(gpu: Gpu, compute: Compute, batch: RaggedBatch) -> CompiledStep
     if not gpu.launcher.is_lazy:
         return CompiledStep(gpu, step, step, [], runs_ahead=False)
     replay = mx.compile(step)
-    # traced by this; that the step is computed twice changes nothing
+    # this traces the step; computing it twice changes nothing
     watched, gpu.watch.watched = gpu.watch.watched, None
     mx.eval(replay(mx.array(batch.token_ids), mx.array(pack_batch(batch, 0))))
     gpu.watch.watched = watched
@@ -219,15 +220,14 @@ def compile_step(gpu: Gpu, compute: Compute, batch: RaggedBatch) -> CompiledStep
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class RecordedStep:
-    """A step as launches over fixed addresses, which a machine starts without MLX: one call for all of them.
+    """A step as launches over fixed addresses, which a machine starts without MLX, with one call for all.
 
-    The operators run once over stand-ins for arrays (`recording`). A step that does something else than launch our
-    kernels cannot be recorded so. Tokens are drawn into the place where the next step reads its own.
+    The operators run once over stand-ins for arrays (`recording`). A step that does anything but launch our kernels
+    cannot be recorded. Tokens are drawn to the address where the next step reads its own.
 
-    The launches are FORWARD, then DRAW or LARGEST; `ready` has each in the form that starts.
+    The launches are FORWARD, then DRAW or LARGEST; `ready` has each in the form that a machine starts.
 
-    The launches hold the arrays; `counts` is what the ledger counts of them. See `launch_draw` for what `numbers` and
-    `drawn` hold.
+    The launches hold the arrays; `counts` are theirs in the ledger. `numbers` and `drawn` are as in `launch_draw`.
     """
 
     gpu: Gpu
@@ -242,11 +242,11 @@ class RecordedStep:
 
     @property
     def runs_ahead(self) -> bool:
-        """Always: a machine has a stream."""
+        """True: a machine has a stream."""
         return True
 
     def start(self, batch: RaggedBatch, rows: int, before: Run | None) -> Run:
-        """Start the recorded forward pass for `batch`, as `Step.start` says."""
+        """Start the recorded forward pass for `batch`, as `Step.start`."""
         machine = self.machine
         if before is None:
             self.gpu.settle_arrays()
@@ -256,7 +256,7 @@ class RecordedStep:
         return Run(self, batch, Logits(self, rows).as_array(), batch.token_ids[:rows] if before is None else None)
 
     def draw(self, _run: Run, numbers: Numbers | None) -> Results:
-        """Draw from the logits of the step, as `Step.draw` says."""
+        """Draw from the logits of the step, as `Step.draw`."""
         if numbers is not None:
             padded = np.zeros(self.numbers.shape, np.float32)
             padded[: len(numbers)] = numbers
@@ -266,7 +266,7 @@ class RecordedStep:
         return results
 
     def finish(self, run: Run) -> None:
-        """Nothing: the machine starts one step after the other, and `Gpu.submit` waits for it."""
+        """Do nothing: the machine runs one step after the other, and `Gpu.submit` waits for it."""
 
     def _launch(self, part: str) -> None:
         machine, watch = self.machine, self.gpu.watch
@@ -278,7 +278,7 @@ class RecordedStep:
         machine.start(self.ready[part])
 
     def _prepare_singly(self, part: str) -> list[Any]:
-        """Each launch of a part by itself, for profiles."""
+        """Return each launch of a part prepared separately, for profiles."""
         launches, ready = self.launches[part], self.ready
         names = [f"{part} {number}" for number in range(len(launches))]
         for name, launch in zip(names, launches, strict=True):
@@ -288,7 +288,7 @@ class RecordedStep:
 
 
 class Logits(Buffer):
-    """Logits (rows, vocabulary) of a recorded step, until the next one starts."""
+    """Logits (rows, vocabulary) of a recorded step, valid until the next one starts."""
 
     __slots__ = ("_gpu", "_machine")
 
@@ -307,7 +307,7 @@ class Logits(Buffer):
 
 
 def record_step(gpu: Gpu, compute: Compute, batch: RaggedBatch) -> RecordedStep | None:
-    """The launches of `compute(batch)`; None where it does something that is not one of our launches."""
+    """Record `compute(batch)` as a step; return None if it does anything but launch our kernels."""
     machine, launcher, before = gpu.machine, gpu.launcher, gpu.watch.ledger.copy_counts()
     assert machine is not None
     gpu.launcher = recorder = Recorder(launcher.numbers, machine.memory.open(), multiplies=machine.multiplies)
@@ -315,7 +315,7 @@ def record_step(gpu: Gpu, compute: Compute, batch: RaggedBatch) -> RecordedStep 
         step = _record(gpu, machine, recorder, compute, batch)
         for part, launches in step.launches.items():
             step.ready[part] = machine.prepare(launches)
-    except (TypeError, AttributeError, ValueError):  # of MLX, which takes no Buffer; a real one comes again without
+    except (TypeError, AttributeError, ValueError):  # MLX takes no Buffer; a real error comes again in the other way
         step = None
     except DeviceError as error:
         logger.warning("a step is left to MLX: %s", error)

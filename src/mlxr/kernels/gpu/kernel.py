@@ -1,8 +1,9 @@
-"""Describes GPU kernels, and writes their source text for each target.
+"""Descriptions of GPU kernels, and their source text for each target.
 
 A kernel is a body (the inside of a function) and the headers it needs, in files beside the operator that launches it.
-The names of its arrays, its compile-time constants and the types behind its type names come from the launch. MLX
-writes the function around the body for Metal and CUDA; for the host it is written here. Knows no arrays.
+The names of its arrays, its compile-time constants and the types behind its type names come from the launch. For
+launches through MLX, MLX writes the function around the body; for the host, and for CUDA's own compiler, this module
+does. It knows no arrays.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 Target = Literal["metal", "cuda", "emulated"]
-HostWords = Literal["emulated", "apple"]  # a kernel's words on the host: our own, or those that Metal has
+HostWords = Literal["emulated", "apple"]  # a kernel's words on the host: our own, or Metal's
 TARGETS: tuple[str, ...] = get_args(Target)
 LANES = 32
 _PRELUDES: Mapping[Target | HostWords, tuple[str, ...]] = {
@@ -26,7 +27,7 @@ _PRELUDES: Mapping[Target | HostWords, tuple[str, ...]] = {
     "cuda": ("cuda/cuda.h",),
     "emulated": ("emulated/fibers.h", "emulated/emulated.h"),
 }
-_ON_HOST = (  # words of metal.h that C++ has not
+_ON_HOST = (  # words of metal.h that C++ does not have
     ("#include <metal_.*\n", ""),
     ("#define PRIVATE thread", "#define PRIVATE"),
     ("#define SHARED .*", '#define SHARED alignas(16) __attribute__((section("mlxr_shared"))) static'),
@@ -45,7 +46,7 @@ _RINGS: Mapping[Target | HostWords, tuple[str, ...]] = {
     "emulated": ("emulated/rings.h",),
 }
 
-# Where a thread stands, by target. MLX finds Metal's attributes by looking for their names in the body.
+# Indices of a thread, by target. MLX finds Metal's attributes by looking for their names in the body.
 _PLACES: Mapping[str, Mapping[str, str]] = {
     "metal": {
         "group_x": "threadgroup_position_in_grid.x",
@@ -87,8 +88,8 @@ typedef unsigned char uint8_t;
 typedef unsigned int uint32_t;
 typedef unsigned long uint64_t;
 """
-# A launch comes to its place before the one in front has ended, and waits for what that one writes: at once, or where
-# it says so.
+# A launch may start before the previous one has ended. It waits for that one's results at its start, or where its body
+# says so.
 _AWAIT = "await_inputs()"
 OPENS = "OPENS"
 _OPEN = '  asm volatile("griddepcontrol.launch_dependents;");\n'
@@ -96,21 +97,21 @@ _OPEN = '  asm volatile("griddepcontrol.launch_dependents;");\n'
 
 @cache
 def name_type(kind: object) -> str:
-    """MLX's name of a type of numbers."""
+    """Return MLX's name of a type of numbers."""
     return str(kind).rpartition(".")[2]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernel:
-    """`body` and `headers` are files in `folder`; `inputs` and `outputs` are the names of the arrays in the body.
+    """A kernel: `body` and `headers` are files in `folder`; `inputs` and `outputs` name the arrays in the body.
 
-    `type_names` names what constants TYPE_A and TYPE_B may be. `boxed` are those of the inputs that it brings into
-    rings in its memory, in boxes: a launch has a `Box` for each. A kernel without them knows the words of rings only if
-    it `has_rings`, and those of lines between devices if it `has_lines`. One that `opens_late` lets the next launch in
-    only when it has waited for those in front of it, so that this one finds what these wrote from the start. If it
-    `counts_rows`, those of its first output are of experts, and the ledger counts them. One that is `cuda_only` needs
-    what Metal has not: the words of rings or lines, or matrix units whose fragments are known; tests emulate it. One
-    that is `metal_only` multiplies squares.
+    `type_names` names the types that constants TYPE_A and TYPE_B may be. `boxed` are the inputs that it loads in boxes,
+    into rings in its memory; a launch has a `Box` for each. A kernel without them has the words of rings only if it
+    `has_rings`, and those of lines between devices if it `has_lines`. A kernel that `opens_late` lets the next launch
+    start only when it has waited for earlier launches, so that the next one can read their results from its start. If
+    it `counts_rows`, the rows of its first output are experts' rows, and the ledger counts them. A `cuda_only` kernel
+    needs what Metal lacks: the words of rings or lines, or matrix units with documented fragments; tests emulate it. A
+    `metal_only` kernel multiplies squares.
     """
 
     name: str
@@ -126,17 +127,17 @@ class Kernel:
     counts_rows: bool = False
     cuda_only: bool = False
     metal_only: bool = False
-    operator: str = ""  # as the ledger counts launches; that of the folder's name if there is none
+    operator: str = ""  # the operator in the ledger; by default the folder's name
     type_names: Mapping[int, str] = field(default_factory=dict, repr=False)
 
     def count_rows(self, shape: Sequence[int]) -> int:
-        """The rows of experts in a first output of this shape; 0 where the kernel has nothing to do with experts."""
+        """Return the rows of experts in a first output of this shape; 0 if the kernel does not count them."""
         return math.prod(shape[:-1]) if self.counts_rows else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A matrix (rows, columns) of 16-bit numbers that is brought `box_rows` and `blocks` of 64 columns at a time."""
+    """A matrix (rows, columns) of 16-bit numbers that is loaded in boxes of `box_rows` and `blocks` of 64 columns."""
 
     rows: int
     columns: int
@@ -157,7 +158,7 @@ class Variant:
     def of(
         constants: Mapping[str, int], types: Mapping[str, object], inputs: Iterable[object], outputs: Iterable[object]
     ) -> Variant:
-        """That of a launch, whose types are MLX's own; `inputs` and `outputs` are the types of its arrays."""
+        """Return the variant of a launch; `inputs` and `outputs` are MLX's types of its arrays."""
         return Variant(
             constants=tuple((name, int(value)) for name, value in constants.items()),
             types=tuple((name, name_type(kind)) for name, kind in types.items()),
@@ -166,12 +167,12 @@ class Variant:
         )
 
     def opening(self) -> Variant:
-        """The same with OPENS, see `make_cuda_source`."""
+        """Return the same variant with OPENS, see `make_cuda_source`."""
         return replace(self, constants=(*self.constants, (OPENS, 1)))
 
     @property
     def suffix(self) -> str:
-        """Tells the variants of a kernel apart, within an identifier."""
+        """The part of an identifier that distinguishes the variants of a kernel."""
         parts = [*(str(value).replace("-", "m") for _, value in self.constants)]
         parts += [kind for _, kind in self.types]
         return "_".join([*parts, *self.input_types, *self.output_types])
@@ -179,7 +180,7 @@ class Variant:
 
 @cache
 def read_prelude(target: Target | HostWords) -> str:
-    """Return what the source of every kernel for `target` begins with."""
+    """Return the beginning of the source of every kernel for `target`."""
     text = "\n".join((Path(__file__).parent / name).read_text() for name in _PRELUDES[target])
     if target == "apple":
         for word, other in _ON_HOST:
@@ -190,7 +191,7 @@ def read_prelude(target: Target | HostWords) -> str:
 
 @cache
 def read_header(kernel: Kernel, target: Target | HostWords) -> str:
-    """The prelude of `target`, with the words of rings if inputs are boxed, the kernel's own headers and its types."""
+    """Return the prelude of `target`, the words of rings and lines if needed, and the kernel's headers and types."""
     rings = _RINGS[target] if kernel.boxed or kernel.has_rings else ()
     lines = _LINES[target] if kernel.has_lines else ()
     parts = [
@@ -208,7 +209,7 @@ def read_header(kernel: Kernel, target: Target | HostWords) -> str:
 
 @cache
 def read_body(kernel: Kernel, target: Target | HostWords) -> str:
-    """The body, after a declaration of each place it uses."""
+    """Return the body, after declarations of the thread indices that it uses."""
     text = (kernel.folder / kernel.body).read_text()
     found = _PLACES["emulated" if target == "apple" else target]
     places = [f"  const uint {name} = {value};\n" for name, value in found.items() if name in text]
@@ -217,8 +218,9 @@ def read_body(kernel: Kernel, target: Target | HostWords) -> str:
 
 @cache
 def write_metal(kernel: Kernel, types: frozenset[int]) -> tuple[str, str]:
-    """Header and body for Metal with no more than this kernel says, of these types of weights: MLX hashes both at every
-    launch, and Metal parses them in every process.
+    """Return header and body for Metal, with only what this kernel needs for these types of weights.
+
+    That saves time: MLX hashes both at every launch, and Metal parses them in every process.
     """
     header, body = (_strip(text) for text in (read_header(kernel, "metal"), read_body(kernel, "metal")))
     chunks, used, wanted = _cut(header), set[int](), {*re.findall(r"\w+", body)}
@@ -240,13 +242,13 @@ def write_metal(kernel: Kernel, types: frozenset[int]) -> tuple[str, str]:
 
 
 def _strip(text: str) -> str:
-    """The text without comments, indents and empty lines."""
+    """Return the text without comments, indents and empty lines."""
     lines = (re.sub(r"//.*", "", line).strip() for line in text.splitlines())
     return "\n".join([*filter(None, lines), ""])
 
 
 def _cut(text: str) -> list[str]:
-    """What a header defines, each definition by itself, and the lines of the preprocessor between them."""
+    """Return a header as a list of its definitions, and of the preprocessor's lines between them."""
     chunks, lines, depth = [], list[str](), 0
     for line in text.splitlines():
         if line.startswith("#") and not lines:
@@ -261,7 +263,7 @@ def _cut(text: str) -> list[str]:
 
 
 def _list_defined(chunk: str) -> list[str]:
-    """The names that a definition makes; none where it is to stay in any case."""
+    """Return the names that a definition makes; none if it must stay in any case."""
     head = re.sub(r"^template <[^>]*>\s*", "", chunk)
     if head.startswith("enum"):
         return re.findall(r"(\w+)(?: = [^,}]*)?[,} ]", head.partition("{")[2])
@@ -279,7 +281,7 @@ def _list_defined(chunk: str) -> list[str]:
 
 
 def make_host_source(kernel: Kernel, variant: Variant, words: HostWords = "emulated") -> str:
-    """A whole C++ file for the host: `mlxr_run` runs every threadgroup, one after another."""
+    """Return a whole C++ file for the host, whose `mlxr_run` runs every threadgroup, one after another."""
     arrays = _declare_arrays(kernel.inputs, variant.input_types, 0, "const ")
     arrays += _declare_arrays(kernel.outputs, variant.output_types, len(kernel.inputs), "")
     return (
@@ -291,16 +293,17 @@ def make_host_source(kernel: Kernel, variant: Variant, words: HostWords = "emula
 
 
 def name_cuda_function(kernel: Kernel, variant: Variant) -> str:
-    """A name that no other variant has."""
+    """Return a name that no other variant has."""
     told = repr((kernel.body, kernel.headers, variant))
     return f"mlxr_{kernel.name}_{hashlib.blake2b(told.encode(), digest_size=8).hexdigest()}"
 
 
 def make_cuda_source(kernel: Kernel, variant: Variant, *, starts_early: bool) -> str:
-    """A whole CUDA C++ file with one kernel, `name_cuda_function`, whose arguments are the addresses of its arrays.
+    """Return a CUDA C++ file with one kernel, `name_cuda_function`, whose arguments are the addresses of its arrays.
 
-    With `starts_early` it may come to its place before the launch in front of it has ended, and if that one has the
-    constant OPENS, as soon as all of its threadgroups run, or have waited if that one `opens_late`.
+    With `starts_early`, it may start before the previous launch has ended. If that launch has the constant OPENS, it
+    may start as soon as all threadgroups of that launch run, or, if that kernel `opens_late`, as soon as they have
+    waited for earlier launches.
     """
     inputs, outputs = (
         [f"{_CUDA_TYPES[kind]} *{name}" for name, kind in zip(names, kinds, strict=True)]

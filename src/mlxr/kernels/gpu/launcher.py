@@ -1,11 +1,11 @@
-"""The one way in which a GPU kernel is launched, whatever the target, counted in the ledger, and timed for a profile.
+"""The launcher, which launches GPU kernels on every target, counts them in the ledger, and times them for a profile.
 
 Metal and CUDA go through `mx.fast.metal_kernel` and `mx.fast.cuda_kernel`, which compile at the first launch of each
-variant, or on CUDA through `mx.fast.precompiled_cuda_kernel` with what `cuda.driver` compiled. The emulated target
-computes at once. A grid is given in threadgroups of one dimension of threads.
+variant, or on CUDA through `mx.fast.precompiled_cuda_kernel` with code of `cuda.driver`. The emulated target computes
+at once. A grid is given in threadgroups of one dimension of threads.
 
-A launch goes by the name of its kernel: `linear_tiles` of a q4_k weight with a gate is operator linear, variant "tiles
-q4_k+gate". While profiling every launch is waited for, so that its time is its own; what would overlap does not.
+The ledger names a launch by its kernel: `linear_tiles` of a q4_k weight with a gate is operator linear, variant "tiles
+q4_k+gate". A profile waits for every launch, so that each time is that of one launch; launches do not overlap then.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mlxr.kernels.tensor import DeviceArray, NumberType
 _Made = TypeVar("_Made")
 GPU = "gpu"
 WEIGHT_TYPES = ("TYPE_A", "TYPE_B")  # constants: numbers of types, which `Kernel.type_names` names
-NUMBERS = "K"  # the type of weights or pages that are plain numbers
+NUMBERS = "K"  # name of the type of weights or pages of plain numbers
 FLAGS = {
     "NORM": "norm",
     "GATE": "gate",
@@ -42,7 +42,7 @@ SHORT_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """One timed launch, from `start_ns` to `end_ns` of the monotonic clock; bytes and multiply-adds where known."""
+    """One timed launch, from `start_ns` to `end_ns` of the monotonic clock; bytes and multiply-adds, 0 if unknown."""
 
     part: Part
     start_ns: int
@@ -54,7 +54,7 @@ class Watched:
 
 
 class Watch:
-    """Counts launches in a ledger; `watched` has those that were timed, None while nobody profiles."""
+    """The counter of launches in a ledger; `watched` has the timed launches of a profile, None without one."""
 
     def __init__(self, mx: Mlx, ledger: Ledger) -> None:
         self._mx, self.ledger = mx, ledger
@@ -62,7 +62,7 @@ class Watch:
         self._names: dict[Hashable, Part] = {}
 
     def run(self, call: Call, launch: Callable[[Call], list[DeviceArray]]) -> list[DeviceArray]:
-        """Launch, and count it, and the rows of experts that it multiplies."""
+        """Launch, and count the launch and the rows of experts that it multiplies."""
         kernel = call.kernel
         key = kernel, *call.constants.items(), call.types.get(NUMBERS)
         part = self._names.get(key)
@@ -85,7 +85,7 @@ class Watch:
         return self._time(part, compute, inputs, sum(array.nbytes for array in inputs), None, 0)
 
     def run_recorded(self, machine: Machine, launches: Sequence[Launch | Product], prepared: Sequence[Any]) -> None:
-        """Run recorded launches one by one, waiting for each; they were prepared by themselves."""
+        """Run recorded launches one by one, waiting for each; each was prepared separately."""
         assert self.watched is not None
         for launch, single in zip(launches, prepared, strict=True):
             machine.synchronize()
@@ -124,7 +124,7 @@ class Watch:
 
 
 def name_launch(kernel: Kernel, constants: Mapping[str, int], types: Mapping[str, object]) -> Part:
-    """What the ledger calls a launch."""
+    """Return the ledger's name of a launch."""
     operator = kernel.operator or kernel.folder.name
     short = kernel.name.removeprefix(operator).removeprefix("_")
     names = [kernel.type_names[constants[key]] for key in WEIGHT_TYPES if key in constants]
@@ -142,7 +142,7 @@ def name_rows(part: Part) -> Part:
 
 
 def count_recorded(launches: Sequence[Launch | Product]) -> Counter[Part]:
-    """Count what one run of these launches adds to the ledger: each launch, and rows of experts."""
+    """Return what a run of these launches adds to the ledger: each launch, and rows of experts."""
     counts = Counter(map(name_recorded, launches))
     for launch in launches:
         if isinstance(launch, Launch) and launch.rows:
@@ -151,19 +151,19 @@ def count_recorded(launches: Sequence[Launch | Product]) -> Counter[Part]:
 
 
 def name_recorded(launch: Launch | Product) -> Part:
-    """What the ledger calls a launch of a recorded step."""
+    """Return the ledger's name of a launch of a recorded step."""
     if isinstance(launch, Product):
         return "linear", GPU, f"library {SHORT_NAMES.get(launch.weight_kind, launch.weight_kind)}"
     return name_launch(launch.kernel, dict(launch.variant.constants), dict(launch.variant.types))
 
 
-MIN_ARRAY = 8  # smaller arrays lie in another address space on Metal
+MIN_ARRAY = 8  # smaller arrays are in another address space on Metal
 # MLX writes the head of the function itself, behind our header
 BOUNDS = "\n#undef __global__\n#define __global__ __attribute__((global)) __launch_bounds__({}, {})\n"
 
 
 class Launcher(Launches):
-    """Launches kernels on one target; `mx` is `mlx.core`. With `code` MLX launches that, and compiles nothing."""
+    """The launcher on one target; `mx` is `mlx.core`. With `code`, MLX launches compiled code and compiles nothing."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class Launcher(Launches):
         self._held_numbers: dict[tuple[NumberType, tuple[float, ...]], DeviceArray] = {}
 
     def numbers(self, *values: float) -> DeviceArray:
-        """Sizes or other numbers that a body reads at run time, as an array on the device, made once."""
+        """Return sizes or other numbers that a body reads at run time, as an array on the device, made once."""
         kind = self._mx.float32 if isinstance(values[0], float) else self._mx.int32
         held = self._held_numbers.get((kind, values))
         if held is None:
@@ -246,7 +246,7 @@ class Launcher(Launches):
         room_bytes: int,
         weights: frozenset[int],
     ) -> Any:
-        # MLX tells variants apart by name and template arguments alone, so all else must be part of the name
+        # MLX distinguishes variants only by name and template arguments, so everything else must be part of the name
         make = self._mx.fast.cuda_kernel if self._target == "cuda" else self._mx.fast.metal_kernel
         if self._target == "metal":
             header, body = write_metal(kernel, weights)
@@ -267,7 +267,7 @@ class Launcher(Launches):
 
     def _emulate(self, emulator: Emulator, call: Call) -> list[DeviceArray]:
         mx = self._mx
-        made = [mx.full(shape, float("nan")).astype(kind) for shape, kind in call.outputs]  # what stays unwritten shows
+        made = [mx.full(shape, float("nan")).astype(kind) for shape, kind in call.outputs]  # unwritten numbers show
         mx.eval(*call.inputs, made)
         views = [*(view_in_order(mx, array) for array in call.inputs), *(view_host(mx, array) for array in made)]
         emulator.run(call.kernel, call.variant, views, call.groups, call.threads)

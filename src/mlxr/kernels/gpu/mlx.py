@@ -1,9 +1,9 @@
-"""MLX, where it is installed: its module, the GPU that it finds here, and the memory of that GPU.
+"""MLX, if it is installed: its module, the GPU that it finds here, and the memory of that GPU.
 
-The workspace is all but weights and arena: what the arrays of a step of many tokens take, which is bounded since the
-host is never more than a few layers ahead of the device (`Gpu.start`); what is held for good (the memory of recorded
-steps, expanded weights); and OTHER_BYTES. MLX keeps freed arrays for reuse; it may keep as much as that and no more.
-Knows no kernels.
+The workspace is all memory except weights and arena: the arrays of a step of many tokens, which are bounded since the
+host is at most a few layers ahead of the device (`Gpu.start`); what is held for good (memory of recorded steps,
+expanded weights); and OTHER_BYTES. MLX keeps freed arrays for reuse, at most as many bytes as the workspace. This
+module knows no kernels.
 """
 
 # ruff: noqa: D102 -- functions of `mlx.core` are described there
@@ -25,7 +25,7 @@ from mlxr.kernels.tensor import DeviceArray, NumberType
 
 # fmt: off
 class FastMlx(Protocol):
-    """`mlx.core.fast`, as much of it as is used here."""
+    """The part of `mlx.core.fast` that is used here."""
 
     metal_kernel: Callable[..., Any]
     cuda_kernel: Callable[..., Any]
@@ -42,7 +42,7 @@ class FastMlx(Protocol):
 
 
 class Mlx(Protocol):
-    """The module `mlx.core`, as much of it as is used here."""
+    """The part of the module `mlx.core` that is used here."""
 
     fast: FastMlx
     float32: NumberType
@@ -56,7 +56,7 @@ class Mlx(Protocol):
     cpu: object
     gpu: object
 
-    # what computes, when, and in which memory
+    # devices, evaluation and memory
     def set_default_device(self, device: object) -> None: ...
     def device_info(self) -> Mapping[str, Any]: ...
     def get_active_memory(self) -> int: ...
@@ -110,13 +110,13 @@ class Mlx(Protocol):
 # fmt: on
 
 
-# MLX makes CUDA graphs of the operations it is given, which the shapes of prompts make anew: that took longer than the
-# kernels of a prompt (docs/gpu.md). Our own steps are graphs without it.
+# MLX makes CUDA graphs of its operations, new ones for each shape of a prompt, which took longer than the prompt's
+# kernels (docs/gpu.md). Our own recorded steps are graphs without that.
 CUDA_GRAPHS, OFF = "MLX_USE_CUDA_GRAPHS", "0"
-# On Metal MLX ends a buffer of commands after 40 launches, or inputs of 40 million numbers, which it takes for bytes:
+# On Metal MLX ends a command buffer after 40 launches, or after inputs of 40 million numbers, which it takes for bytes:
 # our weights are bytes, so that was after one or two products.
 METAL_BUFFERS = {"MLX_MAX_OPS_PER_BUFFER": "100", "MLX_MAX_MB_PER_BUFFER": "400"}
-OLDEST_ON_METAL = (0, 32, 1)  # before, it found compiled kernels by names that ours share
+OLDEST_ON_METAL = (0, 32, 1)  # older ones found compiled kernels by names that our kernels share
 
 
 def _remedy(device: str) -> str:
@@ -128,9 +128,10 @@ def _remedy(device: str) -> str:
 
 
 def load_mlx(device: str) -> Mlx:
-    """`mlx.core` for `device`; DeviceError with the remedy where it is missing or lacks the device.
+    """Return `mlx.core` for `device`. Raises DeviceError with the remedy if it is missing or lacks the device.
 
-    On CUDA, MLX then launches its kernels one by one, and on Metal many in a buffer, unless the environment says else.
+    On CUDA, MLX then launches its kernels one by one, and on Metal many in a buffer, unless environment variables are
+    set.
     """
     for name, value in {"cuda": {CUDA_GRAPHS: OFF}, "metal": METAL_BUFFERS}.get(device, {}).items():
         os.environ.setdefault(name, value)
@@ -150,7 +151,7 @@ def _read_version(text: str) -> tuple[int, ...]:
 
 
 def find_gpu() -> str | None:
-    """The GPU device that an installed mlx can use here, if there is one."""
+    """Return the GPU device, "metal" or "cuda", that an installed mlx can use here, if there is one."""
     try:
         mx = importlib.import_module("mlx.core")
     except ImportError:
@@ -158,12 +159,12 @@ def find_gpu() -> str | None:
     return next((name for name in ("metal", "cuda") if getattr(mx, name).is_available()), None)
 
 
-OTHER_BYTES = 64 * 2**20  # logits of some rows, tables of rotations, what a batch places
-LOADING_BYTES = 512 * 2**20  # of freed arrays that MLX may keep before there was a step
+OTHER_BYTES = 64 * 2**20  # logits of some rows, rotation tables, the arrays of a batch
+LOADING_BYTES = 512 * 2**20  # most bytes of freed arrays that MLX may keep before the first step
 
 
 def read_free_bytes(mx: Mlx, device: str) -> int | None:
-    """Bytes that arrays on the GPU may still take, what MLX keeps for reuse included; None where it does not tell."""
+    """Return the bytes that arrays on the GPU may still take, with those MLX keeps for reuse; None if unknown."""
     info = mx.device_info()
     if device == "cuda":
         free_bytes = info.get("free_memory")
@@ -176,7 +177,7 @@ def read_free_bytes(mx: Mlx, device: str) -> int | None:
 
 
 class Workspace:
-    """What is stated for the largest step so far; `count_held` gives the bytes that are held for good."""
+    """The workspace of the largest step so far; `count_held` returns the bytes that are held for good."""
 
     def __init__(self, mx: Mlx, count_held: Callable[[], int]) -> None:
         self._mx, self._count_held = mx, count_held
@@ -185,34 +186,34 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are stated as in use."""
+        """Bytes of the workspace."""
         return OTHER_BYTES + self._step_bytes + self._count_held()
 
     def cover(self, step_bytes: int, layer_bytes: int) -> None:
-        """A step begins, whose arrays take `step_bytes` when `layer_bytes`, those of a layer, are added at the last."""
+        """Begin a step, whose arrays take `step_bytes` with the last layer's `layer_bytes`, and make room for it."""
         self._full_bytes = self._mx.get_active_memory() + step_bytes - layer_bytes
         if step_bytes > self._step_bytes:
             self._step_bytes = step_bytes
             self._mx.set_cache_limit(self.nbytes)
-            self._mx.clear_cache()  # of what loading left, which may lie in the host's memory
+            self._mx.clear_cache()  # loading has left arrays there, which may be in host memory
 
     @property
     def is_full(self) -> bool:
-        """Whether there is no room for another layer of the step: what is done with has not come back yet."""
+        """True if there is no room for another layer of the step, because used arrays have not been freed yet."""
         return bool(self._mx.get_active_memory() > self._full_bytes)
 
 
 def view_in_order(mx: Mlx, array: DeviceArray) -> npt.NDArray[Any]:
-    """`view_host` where the numbers lie in order, so that kernels may write there; else a copy in order.
+    """Return `view_host` of a contiguous array, so that kernels may write there; otherwise a contiguous copy.
 
-    MLX's own `contiguous` may copy what is in order, if it lies in memory that is larger than it needs.
+    MLX's own `contiguous` may copy even a contiguous array, if its memory is larger than it needs.
     """
     view = view_host(mx, array)
     return view if view.flags.c_contiguous else np.ascontiguousarray(view)
 
 
 def view_host(mx: Mlx, array: DeviceArray) -> npt.NDArray[Any]:
-    """The memory of an evaluated array on the CPU, without a copy; bf16 as uint16."""
+    """Return the memory of an evaluated array on the CPU, without a copy; bf16 as uint16."""
     if array.dtype == mx.bfloat16:
         array = array.view(mx.uint16)
     return np.asarray(array)

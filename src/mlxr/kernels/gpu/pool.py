@@ -1,9 +1,9 @@
 """Pools on a GPU, written in place: pages of plain numbers (pages, kv_heads, page_size, head_dim), or recurrent states
-(slots, floats); and where a batch's states lie.
+(slots, floats); and the slots of a batch's states.
 
-Kernels write through the array that MLX knows as their input, so `array` stays the same one for good and compiled
-steps may hold it. MLX's own writes (without kernels) happen in place too, since nobody else holds the array then. A
-pool never takes twice its memory. It has one page more than it says, which padding writes to. For one thread.
+Kernels write through the array that MLX sees as their input, so `array` never changes and compiled steps may hold it.
+MLX's own writes (without kernels) also happen in place, since nobody else holds the array then. A pool never takes
+twice its memory. It has one spare page, to which padding writes. Only one thread uses it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KERNELS = (COPY_PAGE,)
 
 
 class Pool:
-    """`array` is the memory, with the spare page; `kind` the type of its numbers as ggml spells it."""
+    """A pool; `array` is the memory, with the spare page; `kind` the type of its numbers as ggml spells it."""
 
     __slots__ = ("_launcher", "_machine", "_mx", "array", "graphs", "kind", "shape")
 
@@ -56,12 +56,12 @@ class Pool:
 
     @property
     def page_numbers(self) -> int:
-        """How many numbers one page holds."""
+        """The number of numbers in a page."""
         return math.prod(self.shape[1:])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the pages, the spare one aside."""
+        """Bytes of the pages, without the spare one."""
         return self.shape[0] * self.page_numbers * int(self.array.itemsize)
 
     def copy_page(self, source: int, target: int) -> None:
@@ -73,14 +73,14 @@ class Pool:
             self._launch(self.array, source, target)
 
     def read_page(self, page: int) -> ByteArray:
-        """The bytes of one page, on the host."""
+        """Return the bytes of one page, on the host."""
         self._wait()
         held = self._mx.take(self.array, self._mx.array([page]), axis=0)
         self._mx.eval(held)
         return np.ascontiguousarray(view_host(self._mx, held)).reshape(-1).view(np.uint8)
 
     def write_page(self, page: int, source: ByteArray) -> None:
-        """Overwrite one page with bytes that `read_page` gave."""
+        """Overwrite one page with bytes that `read_page` returned."""
         self._wait()
         array = self._mx.array(np.ascontiguousarray(source)).view(self.array.dtype).reshape(1, *self.shape[1:])
         if self._launcher is None:
@@ -89,9 +89,9 @@ class Pool:
             self._launch(array, 0, page)
 
     def _wait(self) -> None:
-        """A step that ran ahead for nothing may still write into pages that are free by now.
+        """Wait for all launches: a dropped step that ran ahead may still write into pages that are free by now.
 
-        MLX knows of no write into a pool, so on Metal it would let later launches overtake it.
+        MLX does not see writes into a pool, so on Metal later launches could overtake them.
         """
         if self._machine is not None:
             self._machine.synchronize()
@@ -99,7 +99,7 @@ class Pool:
             self._mx.synchronize()
 
     def _put(self, page: DeviceArray, target: int) -> None:
-        self._mx.eval(page)  # made from the old memory before that is written
+        self._mx.eval(page)  # it reads the old memory, which is written next
         self.array[target : target + 1] = page
         self._mx.eval(self.array)
 
@@ -118,7 +118,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedStates:
-    """Of each sequence the slots that are read and written, and its first token; all int32, padded."""
+    """The slots that each sequence reads and writes, and its first token; all int32, padded."""
 
     reads: DeviceArray
     writes: DeviceArray
@@ -126,7 +126,7 @@ class PlacedStates:
 
 
 def place_states(gpu: Gpu, batch: RaggedBatch) -> PlacedStates:
-    """The batch's slots of states on the device; the same arrays for all operators of a step."""
+    """Return the batch's slots of states on the device; the same arrays for all operators of a step."""
     parts = gpu.place(batch).parts
     found: PlacedStates | None = parts.get(PlacedStates)
     if found is None:
@@ -148,7 +148,7 @@ def compose_on_host(
     pool: Pool,
     compute: Callable[..., FloatArray],
 ) -> DeviceArray:
-    """`compute(*inputs, states)` of arrays in the host's memory, which is the device's where kernels cannot run."""
+    """Return `compute(*inputs, states)` on host memory, which the device shares if kernels cannot run (MLX on CPU)."""
     mx = ctx.gpu.mx
 
     def run() -> DeviceArray:

@@ -1,7 +1,7 @@
-"""Ranks: devices, each with a process of its own, that compute one model, and how they give each other numbers.
+"""Ranks: devices, each with its own process, that compute one model together, and their exchange of numbers.
 
-Each rank has an inbox, memory on its device into which kernels of the other ranks write lines (`ranks.h`); its handle
-tells another process how to reach it. Knows no operator and no model.
+Each rank has an inbox, memory on its device into which kernels of the other ranks write lines (`ranks.h`); another
+process reaches it by its handle. This module knows no operator and no model.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int32]
 LINE_BYTES = 16
-LINES = 1 << 19  # of each sender and turn
-MAX_GROUPS = 128  # of a launch: all of them must run at once
+LINES = 1 << 19  # lines of each sender and turn
+MAX_GROUPS = 128  # most threadgroups of a launch: all of them must run at once
 MAX_RANKS = 16
 PATIENCE_MS = 120_000  # another rank may have to compile its kernels first
 COUNTS_BYTES = HOST_BYTES = 256
 
 
 class Inbox(Protocol):
-    """Memory of one rank that the others write to. `counts` and `host` are addresses as `ranks.h` says."""
+    """Memory of one rank to which the others write. `counts` and `host` are addresses as in `ranks.h`."""
 
     address: int
     counts: int
@@ -41,34 +41,34 @@ class Inbox(Protocol):
     handle: bytes
 
     def open(self, handle: bytes) -> int:
-        """The address, here, of another rank's inbox."""
+        """Return the address, in this process, of another rank's inbox."""
 
     def unlink(self) -> None:
-        """Take away what the handle names, once all ranks have opened it."""
+        """Remove what the handle names, after all ranks have opened it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranks:
-    """The place of this process, `rank` of `count`; `addresses` is what kernels take, an array on the device."""
+    """The place of this process, `rank` of `count`; `addresses` is an array on the device, an input of kernels."""
 
     rank: int
     count: int
     addresses: Any
     inbox: Inbox
-    words: Ints  # those that the host sees
+    words: Ints  # words of the inbox in host memory
 
     @property
     def has_failed(self) -> bool:
-        """Whether a kernel has waited for another rank in vain."""
+        """True if a kernel has waited for another rank in vain."""
         return bool(self.words.any())
 
     def give_up(self) -> None:
-        """Let kernels wait for other ranks no longer."""
+        """Let kernels stop waiting for other ranks."""
         self.words[0] = 1
 
 
 def make_inbox(gpu: Gpu, count: int) -> Inbox:
-    """The inbox of this process among `count`. Raises DeviceError where devices cannot reach each other's memory."""
+    """Return the inbox of this process, one of `count`. Raises DeviceError if devices cannot share their memory."""
     if not 2 <= count <= MAX_RANKS:
         raise DeviceError(f"{count} ranks cannot compute one model, expected from 2 to {MAX_RANKS}")
     size_bytes = 2 * count * LINES * LINE_BYTES
@@ -80,7 +80,7 @@ def make_inbox(gpu: Gpu, count: int) -> Inbox:
 
 
 def join_ranks(gpu: Gpu, inbox: Inbox, rank: int, handles: Sequence[bytes]) -> Ranks:
-    """All inboxes by their handles, by rank."""
+    """Open the inboxes of all ranks, whose handles are in order of rank."""
     places = [inbox.address if other == rank else inbox.open(handle) for other, handle in enumerate(handles)]
     addresses = gpu.mx.array(np.array([*places, inbox.counts, inbox.host, *[0] * 8], np.int64))
     gpu.mx.eval(addresses)
@@ -89,7 +89,7 @@ def join_ranks(gpu: Gpu, inbox: Inbox, rank: int, handles: Sequence[bytes]) -> R
 
 
 class HostInbox:
-    """For the emulator: a file that processes map. It is gone once nobody has it any more."""
+    """The emulator's inbox: a file that processes map, and that is gone when nobody has it open."""
 
     def __init__(self, size_bytes: int) -> None:
         descriptor, name = tempfile.mkstemp(prefix="mlxr-rank-")
@@ -107,7 +107,7 @@ class HostInbox:
         return self._map(os.open(handle.decode(), os.O_RDWR))
 
     def unlink(self) -> None:
-        """Take the file's name away: all have it open."""
+        """Remove the file's name; all ranks have it open."""
         os.unlink(self.handle.decode())
 
     def _map(self, descriptor: int) -> int:
@@ -119,7 +119,7 @@ class HostInbox:
 
 
 class CudaInbox:
-    """Memory of one NVIDIA GPU that processes on others write to by way of NVLink or PCIe."""
+    """Memory of one NVIDIA GPU to which processes on others write through NVLink or PCIe."""
 
     def __init__(self, driver: CudaDriver, size_bytes: int) -> None:
         driver.enter()

@@ -1,9 +1,9 @@
 """A step as a list of launches over fixed addresses, made by running the operators once over stand-ins for arrays.
 
-Operators launch as always; here a launch is only noted down, and its results are `Buffer`s: shape, type and place, no
-array. What is not one of our launches cannot be noted, and fails on a Buffer: such steps are not recorded. Memory of a
-result is taken over by later ones when nobody holds it any more, since launches run one after another. A `Machine` is
-what they run on, whatever the target; the memory of all steps is the same (`StepMemory`).
+Operators launch as always, but a launch is only noted, and its results are `Buffer`s: shape, type and address, without
+an array. Anything else than our launches fails on a Buffer, so such steps are not recorded. The memory of a result is
+reused when nobody holds it any more, since launches run one after another. Recorded launches run on a `Machine`,
+whatever the target; all steps share their memory (`StepMemory`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from mlxr.kernels.tensor import DeviceArray, NumberType
 
 AnyArray = npt.NDArray[Any]
 ALIGNMENT_BYTES = 256
-CHUNK_BYTES = 2 * 2**20  # a driver gives no less
-# of which a launch reads or writes a part
+CHUNK_BYTES = 2 * 2**20  # the least that a driver gives
+# names of arrays of which a launch reads or writes only a part
 SHARED_ARRAYS = ("k_pool", "v_pool", "pool", "table", "scratch", "cosines", "sines", "temperatures", "all_a", "all_b")
 
 
@@ -43,36 +43,36 @@ class Buffer:
 
     @property
     def nbytes(self) -> int:
-        """Size of the buffer in bytes."""
+        """The size in bytes."""
         return int(math.prod(self.shape) * self.dtype.size)
 
     def reshape(self, *shape: int) -> Buffer:
-        """The same numbers in another shape, whose lengths are all given."""
+        """Return the same numbers in another shape, whose lengths are all given."""
         if math.prod(shape) != math.prod(self.shape):
             raise ValueError(f"{self.shape} cannot become {shape}")
         return Buffer(shape, self.dtype, self.address, self)
 
     def astype(self, dtype: NumberType, /) -> Buffer:
-        """The same, in the type that it has; another one would take a launch."""
+        """Return the buffer itself; TypeError for another type, which would take a launch."""
         if dtype != self.dtype:
             raise TypeError(f"a {self.dtype} buffer is not {dtype}")
         return self
 
     def as_array(self) -> DeviceArray:
-        """The buffer as operators see it, which know arrays."""
+        """Return the buffer typed as an array, for operators."""
         return cast(DeviceArray, self)
 
     def part(self, start: int, shape: tuple[int, ...]) -> Buffer:
-        """Of all numbers in a row, those from `start` on."""
+        """Return a part of this shape, from number `start` on."""
         return Buffer(shape, self.dtype, self.address + start * self.dtype.size, self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Launch:
-    """One launch; `arrays` are addresses, or MLX's arrays where they are not known yet: inputs, then outputs.
+    """One launch; `arrays` are inputs, then outputs: addresses, or MLX's arrays if addresses are not known yet.
 
-    `boxes` are those of the first inputs, which the kernel brings in boxes; `nbytes` is what it reads and writes, and
-    `rows` are those of experts that it multiplies.
+    `boxes` are those of the first inputs, which the kernel loads in boxes; `nbytes` are the bytes that it reads and
+    writes, and `rows` the rows of experts that it multiplies.
     """
 
     kernel: Kernel
@@ -86,15 +86,16 @@ class Launch:
     rows: int = 0
 
     def put_out(self, address: int) -> Launch:
-        """The same with its last result at `address`."""
+        """Return the same launch with its last result at `address`."""
         return replace(self, arrays=(*self.arrays[:-1], address))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """x (tokens, inputs) times a weight (outputs, inputs) by a library; `arrays` are x, the weight and the result.
+    """A library's product of x (tokens, inputs) and a weight (outputs, inputs); `arrays` are x, weight and result.
 
-    `shares` 0: the result has the type of x. Else it is (shares, tokens, outputs) in f32, each of its own inputs.
+    If `shares` is 0, the result has the type of x. Otherwise it is (shares, tokens, outputs) in f32, each from its own
+    inputs.
     """
 
     tokens: int
@@ -108,17 +109,17 @@ class Product:
 
 
 class Call(NamedTuple):
-    """What a kernel is launched with: its arguments, and how often it runs."""
+    """The arguments of a launch, and its numbers of threads."""
 
     kernel: Kernel
     inputs: Sequence[DeviceArray]
-    groups: tuple[int, int, int]  # threadgroups of each axis
-    threads: int  # of a threadgroup
+    groups: tuple[int, int, int]  # threadgroups on each axis
+    threads: int  # threads of a threadgroup
     outputs: Sequence[tuple[tuple[int, ...], NumberType]]  # shape and type of each array that it makes
     constants: Mapping[str, int]
     types: Mapping[str, NumberType]
-    room_bytes: int  # that a ROOM of the body takes of a threadgroup's memory
-    boxes: Sequence[Box]  # what the first inputs are brought in
+    room_bytes: int  # bytes of a threadgroup's memory for a ROOM of the body
+    boxes: Sequence[Box]  # boxes of the first inputs
 
     @property
     def rows(self) -> int:
@@ -127,25 +128,25 @@ class Call(NamedTuple):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Equal for launches of a kernel that are compiled alike; takes a tenth of the time of `variant`."""
+        """A key that is equal for launches with the same compiled kernel; it takes a tenth of the time of `variant`."""
         inputs, outputs = [array.dtype for array in self.inputs], [kind for _, kind in self.outputs]
         return self.kernel, *self.constants.items(), *self.types.items(), *inputs, *outputs
 
     @property
     def variant(self) -> Variant:
-        """How the kernel is compiled for it."""
+        """The variant in which the kernel is compiled for it."""
         kinds = (array.dtype for array in self.inputs), (kind for _, kind in self.outputs)
         return Variant.of(self.constants, self.types, *kinds)
 
 
 class Launches(ABC):
-    """What operators launch kernels by: MLX, or a list that records a step."""
+    """The object by which operators launch kernels: MLX's launcher, or the recorder of a step."""
 
-    is_lazy: bool  # whether a launch is computed when its results are
+    is_lazy: bool  # True if launches are computed later than they are made
 
     @abstractmethod
     def numbers(self, *values: float) -> DeviceArray:
-        """Sizes or other numbers that a body reads at run time, as an array on the device."""
+        """Return sizes or other numbers that a body reads at run time, as an array on the device."""
 
     def launch(
         self,
@@ -160,11 +161,11 @@ class Launches(ABC):
         room_bytes: int = 0,
         boxes: Sequence[Box] = (),
     ) -> list[DeviceArray]:
-        """One launch of `groups` threadgroups; `outputs` are the shape and type of each array it makes.
+        """Launch `groups` threadgroups and return the arrays made; `outputs` are the shape and type of each.
 
-        A constant RESIDENT says on CUDA how many must fit on a multiprocessor, which bounds the registers of a thread.
-        `room_bytes` is what a ROOM of the body takes of a threadgroup's memory. `boxes` are what the first inputs are
-        brought in, which MLX cannot launch: TypeError, as for a kernel that is `cuda_only` on Metal.
+        On CUDA, a constant RESIDENT says how many threadgroups must fit on a multiprocessor, which bounds the registers
+        of a thread. `room_bytes` are the bytes of a threadgroup's memory for a ROOM of the body. `boxes` are those of
+        the first inputs. Raises TypeError for launches with boxes by MLX, and for a `cuda_only` kernel on Metal.
         """
         template = {"THREADS": threads, **(constants or {})}
         return self._launch(Call(kernel, inputs, groups, threads, outputs, template, types or {}, room_bytes, boxes))
@@ -174,7 +175,7 @@ class Launches(ABC):
 
 
 class Recorder(Launches):
-    """Stands for the launcher while a step is recorded. `allocate(bytes)` gives addresses, which stay good."""
+    """The launcher while a step is recorded. `allocate(bytes)` returns addresses, which stay valid."""
 
     is_lazy = True
 
@@ -186,16 +187,16 @@ class Recorder(Launches):
         self._free: defaultdict[int, list[int]] = defaultdict(list)
 
     def numbers(self, *values: float) -> DeviceArray:
-        """As the launcher has them."""
+        """Return numbers as the launcher does."""
         return self._numbers(*values)
 
     def take_launches(self) -> list[Launch | Product]:
-        """What was noted since the last call."""
+        """Return the launches since the last call."""
         launches, self.launches = self.launches, []
         return launches
 
     def make(self, shape: tuple[int, ...], dtype: NumberType) -> Buffer:
-        """A buffer whose memory serves others once nobody holds it."""
+        """Return a buffer whose memory is reused when nobody holds it."""
         size_bytes = -(-max(1, math.prod(shape)) * dtype.size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         free = self._free[size_bytes]
         buffer = Buffer(shape, dtype, free.pop() if free else self._allocate(size_bytes))
@@ -221,7 +222,7 @@ class Recorder(Launches):
         return [buffer.as_array() for buffer in made]
 
     def multiply(self, x: Buffer, weight: DeviceArray, shares: int = 0, wide: NumberType | None = None) -> DeviceArray:
-        """x (tokens, inputs) times weight (outputs, inputs), in the type of x; or `shares` of it in the type `wide`."""
+        """Multiply x (tokens, inputs) by weight (outputs, inputs), in the type of x, or as `shares` in type `wide`."""
         if not self._multiplies:
             raise TypeError("products are not recorded here")
         (tokens, inputs), outputs = x.shape, weight.shape[0]
@@ -233,7 +234,7 @@ class Recorder(Launches):
 
 
 def count_bytes(names: Sequence[str], arrays: Sequence[DeviceArray]) -> int:
-    """Bytes of a launch's inputs, without those of which it reads but a part."""
+    """Return the bytes of a launch's inputs, without those of which it reads only a part."""
     return sum(
         math.prod(array.shape) * array.dtype.size
         for name, array in zip(names, arrays, strict=True)
@@ -242,10 +243,10 @@ def count_bytes(names: Sequence[str], arrays: Sequence[DeviceArray]) -> int:
 
 
 class StepMemory:
-    """Memory of recorded steps, by its addresses; `allocate(bytes)` gives the address of new one, which stays for good.
+    """Memory of recorded steps, by addresses; `allocate(bytes)` returns the address of new memory, which stays.
 
-    A step takes pieces from the beginning when it is recorded; what it takes beyond the largest one so far is added. So
-    all steps together hold hardly more than the largest.
+    Each step takes pieces from the beginning when it is recorded; memory is added only if it needs more than the
+    largest one so far. So all steps together hold hardly more than the largest.
     """
 
     def __init__(self, allocate: Callable[[int], int]) -> None:
@@ -258,7 +259,7 @@ class StepMemory:
         return sum(size for _, size in self._chunks)
 
     def open(self) -> Callable[[int], int]:
-        """What gives one step its pieces, by their bytes."""
+        """Return a function that gives one step its pieces: it takes bytes and returns an address."""
         rests = [list(chunk) for chunk in self._chunks]
 
         def take(size_bytes: int) -> int:
@@ -279,36 +280,36 @@ class Results(Protocol):
     """Numbers on their way to the host."""
 
     def wait(self) -> Any:
-        """The numbers; asked for once."""
+        """Wait for the numbers and return them; to be called once."""
 
 
 class Machine(Protocol):
-    """Where recorded launches run, for one thread at a time."""
+    """A device that runs recorded launches, for one thread at a time."""
 
-    multiplies: bool  # whether products by a library are among the launches
-    has_boxes: bool  # kernels may bring boxes of matrices into their memory, and multiply them there (`Box`)
-    memory: StepMemory  # for results of launches
-    processors: int  # that share the threadgroups of a launch; 0 where threadgroups run one after another
-    room_bytes: int  # that each processor has for one threadgroup
+    multiplies: bool  # True if launches may be products by a library
+    has_boxes: bool  # True if kernels may load boxes of matrices into their memory, and multiply them there (`Box`)
+    memory: StepMemory  # memory for results of launches
+    processors: int  # number that share the threadgroups of a launch; 0 if threadgroups run one after another
+    room_bytes: int  # bytes that each processor has for one threadgroup
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the device that it holds."""
+        """Bytes of the device's memory that it holds."""
 
     def drop(self, prepared: Mapping[str, Any]) -> None:
-        """Let go of prepared launches."""
+        """Free prepared launches."""
 
     def prepare(self, launches: Sequence[Launch | Product]) -> Any:
-        """The launches in a form that `start` takes."""
+        """Return the launches in a form that `start` takes."""
 
     def start(self, prepared: Any) -> None:
-        """Run prepared launches after what was given before."""
+        """Run prepared launches after all earlier work."""
 
     def write(self, address: int, values: AnyArray) -> None:
         """Copy numbers to the device."""
 
     def read(self, address: int, size: int, dtype: npt.DTypeLike) -> Results:
-        """Have `size` numbers copied to the host."""
+        """Start copying `size` numbers to the host."""
 
     def synchronize(self) -> None:
         """Wait until all is done."""

@@ -1,8 +1,9 @@
 """Recorded steps: the one that runs now, and the one that runs ahead of it.
 
-A step is recorded by the driver or by MLX (`graph`); here is what both have in common. When
-tokens are drawn, the next step is started on them before they are read, so that nothing waits for the host. A step that
-turns out otherwise is dropped, and what it wrote is written again before anybody reads it. Knows no model.
+A step is recorded by the driver or by MLX (`graph`); this module has what both have in common. When tokens are drawn,
+the next step is started on them before they are read, so that nothing waits for the host. If another step is wanted
+then, the started one is dropped, and what it wrote is written again before anybody reads it. This module knows no
+model.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ Ints = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class StepPools:
-    """One pool of each group of layers with pages, and one of the recurrent layers' states, if there are such layers.
+    """The pools of a step: one for each group of layers with pages, and one of the recurrent layers' states, or None.
 
-    At least one of both.
+    There is at least one pool.
     """
 
     pages: Sequence[Pool]
@@ -41,13 +42,13 @@ class StepPools:
 
     @property
     def graphs(self) -> dict[object, Any]:
-        """The recorded steps, which the first pool keeps."""
+        """The recorded steps by shape, which the first pool keeps."""
         pool = self.pages[0] if self.pages else self.states
         assert pool is not None
         return pool.graphs
 
     def pair_groups(self, batch: RaggedBatch) -> list[tuple[RaggedBatch, Pool]]:
-        """The batch as each group with pages sees it, with the group's pool."""
+        """Return the batch of each group with pages, with the group's pool."""
         return list(zip(batch.groups, self.pages, strict=True)) if self.pages else []
 
 
@@ -56,23 +57,26 @@ class Step(Protocol):
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether starting it costs less than waiting for it."""
+        """True if starting it early pays, as that costs less than waiting for it."""
 
     def start(self, batch: RaggedBatch, rows: int, before: Run | None) -> Run:
-        """Compute the logits of `batch`, of which `rows` count; its tokens are those that were drawn `before`."""
+        """Start computing the logits of `batch`, of which `rows` are no padding.
+
+        Its tokens are those drawn from `before`; if that is None, those of the batch.
+        """
 
     def draw(self, run: Run, numbers: Numbers | None) -> Results:
-        """Draw tokens by `numbers` (see `launch_draw`), or take the largest logits where there are none."""
+        """Draw tokens by `numbers` (see `launch_draw`), or take the largest logits if these are None."""
 
     def finish(self, run: Run) -> None:
-        """Wait until `run` writes no more, where what is launched next would not wait for it by itself."""
+        """Wait until `run` has written everything, unless later launches wait for that by themselves."""
 
 
 @dataclass(slots=True, eq=False)
 class Run:
     """A step that was started on `batch`: its `logits` (rows, vocabulary), and the tokens drawn from them.
 
-    `token_ids` are those it computes, None until the step before was read; `kept` is the step's own.
+    `token_ids` are the tokens that it computes, None until the previous step is read; `kept` is the step's own object.
     """
 
     step: Step
@@ -85,12 +89,12 @@ class Run:
 
     @property
     def rows(self) -> int:
-        """Number of rows without padding."""
+        """The number of rows without padding."""
         rows: int = self.logits.shape[0]
         return rows
 
     def is_for(self, step: Step, batch: RaggedBatch, rows: int, pools: StepPools) -> bool:
-        """Whether it computes `batch`, of which `rows` count."""
+        """Return True if it computes `batch`, of which `rows` are no padding, by `step`."""
         owners: list[Pool | None] = [*pools.pages] or [None] * len(batch.groups)
         groups = zip(batch.groups, self.batch.groups, owners, strict=True)
         return (
@@ -105,13 +109,13 @@ class Run:
         )
 
     def draw(self, numbers: Numbers | None) -> None:
-        """Have tokens drawn, unless it was done by the same numbers."""
+        """Draw tokens, unless that was done by the same numbers."""
         if self.results is None or not _are_same(self.numbers, numbers):
             self.numbers, self.results = numbers, self.step.draw(self, numbers)
 
 
 class Steps:
-    """The recorded steps of one GPU that run, one after another. `listener` hears what is drawn by before it is."""
+    """The running recorded steps of one GPU. `listener` is called with the numbers of a draw before it."""
 
     def __init__(self) -> None:
         self.listener: Callable[[Numbers | None, Any], None] | None = None
@@ -120,33 +124,33 @@ class Steps:
         self._pools = StepPools(())
 
     def run(self, step: Step, batch: RaggedBatch, rows: int, pools: StepPools) -> DeviceArray:
-        """Start the step on `batch`, unless it has run ahead; its logits (rows, vocabulary)."""
+        """Start the step on `batch`, unless it has run ahead; return its logits (rows, vocabulary)."""
         run, self._ahead = self._ahead, None
         if run is None or not run.is_for(step, batch, rows, pools):
             if run is not None:
                 run.step.finish(run)
             run = step.start(batch, rows, None)
-        run.batch = batch  # which knows what the step after it writes
+        run.batch = batch  # it has the slots that the next step writes
         self._current, self._pools = run, pools
         return run.logits
 
     def goes_on(self, logits: object) -> bool:
-        """Tell if these are the logits of the step that runs now and the one after it was started."""
+        """Return True if these are the logits of the step that runs now, and the one after it was started."""
         return self.has(logits) and self._ahead is not None
 
     def finish_ahead(self) -> None:
-        """Have a step that runs ahead write before what is launched next; it may be taken up nevertheless."""
+        """Let a step that runs ahead write before later launches; it may still be used afterwards."""
         if self._ahead is not None:
             self._ahead.step.finish(self._ahead)
 
     def has(self, logits: object) -> bool:
-        """Whether these are the logits of the step that runs now."""
+        """Return True if these are the logits of the step that runs now."""
         return self._current is not None and self._current.logits is logits
 
     def draw(self, numbers: Numbers | None, following: Numbers | EllipsisType | None) -> tuple[Ints, Numbers]:
-        """The tokens of the step that runs, and their log-probabilities, once the next step is under way.
+        """Start the next step, if possible, then return the tokens of the present one, and their log-probabilities.
 
-        `numbers` (rows, NUMBERS) say how to draw; `following` are those of the next step, ... where they are unknown.
+        `numbers` (rows, NUMBERS) say how to draw; `following` are those of the next step, ... if they are unknown.
         """
         current = self._current
         assert current is not None
@@ -165,10 +169,10 @@ class Steps:
         return ids, logprobs
 
     def draw_chain(self, places: int) -> list[tuple[Ints, Numbers]]:
-        """The largest logits of the step that runs, and of the steps that follow, each on what the one before drew.
+        """Return the likeliest tokens, and their log-probabilities, of the present step and of the steps after it.
 
-        `places` steps in all, started one after another without waiting, or fewer, where nobody knows the next one's
-        places. Each has tokens and their log-probabilities.
+        There are `places` steps in all, started one after another without waiting, or fewer if the pages or slots of
+        the next one are unknown.
         """
         run = self._current
         assert run is not None
@@ -186,8 +190,11 @@ class Steps:
 
 
 def advance_batch(batch: RaggedBatch, rows: int, pools: StepPools) -> RaggedBatch | None:
-    """The step after this one, its tokens unknown; None where one of the `rows` sequences has no page for it yet, or
-    no slot for its state, and after drafts, of which nobody knows yet how many are right."""
+    """Return the batch of the next step, with unknown tokens.
+
+    That is None if one of the `rows` sequences has no page or no slot for it yet, and after drafts, as the number of
+    right ones is not known yet.
+    """
     if batch.longest_run > 1 or (batch.state_nexts[:rows] == NO_STATE).any():
         return None
     positions, turns = batch.positions.copy(), batch.turns.copy()
@@ -223,9 +230,9 @@ def _find_slots(table: Ints, positions: Ints, rows: int, pool: Pool) -> Ints | N
 
 
 def pack_batch(batch: RaggedBatch, rows: int) -> Ints:
-    """All integers of a step but its tokens, in one array; `rows` of the batch count, the others fill it up.
+    """Return all integers of a step, except its tokens, in one array; `rows` of the batch are no padding.
 
-    They are rows of rotation tables, lengths, the slots of states that are read and written, if there are any, slots
+    They are rows of rotation tables, lengths, the slots of states that are read and written (if there are any), slots
     and page table of each group, and `rows`.
     """
     places = [part for group in batch.groups for part in (group.slots, group.page_table.reshape(-1))]
@@ -234,14 +241,14 @@ def pack_batch(batch: RaggedBatch, rows: int) -> Ints:
 
 
 def count_packed(batch: RaggedBatch) -> int:
-    """How many integers `pack_batch` makes of such a batch."""
+    """Return the number of integers that `pack_batch` makes of such a batch."""
     return int(sum(map(math.prod, _list_shapes(batch))))
 
 
 def unpack_batch(batch: RaggedBatch, take: Callable[[int, tuple[int, ...]], Any]) -> list[Any]:
-    """The arrays out of what `pack_batch` makes of such a batch, those of states empty if it has none.
+    """Return the arrays that `pack_batch` joins for such a batch; those of states are empty if it has none.
 
-    `take(start, shape)` gives the array of so many numbers from `start` on.
+    `take(start, shape)` returns the array of this shape from number `start` on.
     """
     shapes = _list_shapes(batch)
     starts = np.cumsum([0, *map(math.prod, shapes)])
@@ -249,7 +256,7 @@ def unpack_batch(batch: RaggedBatch, take: Callable[[int, tuple[int, ...]], Any]
 
 
 def _list_shapes(batch: RaggedBatch) -> list[tuple[int, ...]]:
-    """The shapes of the arrays in `pack_batch`."""
+    """Return the shapes of the arrays in `pack_batch`."""
     shapes: list[tuple[int, ...]] = [(batch.tokens,)] * 2
     shapes += [batch.state_reads.shape, batch.state_writes.shape]
     shapes += [shape for group in batch.groups for shape in (group.slots.shape, group.page_table.shape)]
@@ -261,9 +268,9 @@ def _have_same_states(a: RaggedBatch, b: RaggedBatch) -> bool:
 
 
 def _have_same_places(now: RaggedBatch, before: RaggedBatch, pool: Pool | None) -> bool:
-    """Whether both write to the same slots, and read the same pages as far as `now` has any.
+    """Return True if both write to the same slots, and read the same pages, as far as `now` has pages.
 
-    `before` knew no pages yet that only later positions want, and had those that nothing sees any more.
+    `before` may lack pages that only later positions need, and may have pages that no position sees any more.
     """
     if not np.array_equal(now.slots, before.slots) or now.page_table.shape != before.page_table.shape:
         return False
@@ -287,7 +294,10 @@ DRAW = Kernel(
 
 
 def launch_draw(mx: Mlx, launcher: Launches, logits: DeviceArray, numbers: DeviceArray | None) -> DeviceArray:
-    """Draw from logits (rows, vocabulary) by `numbers` (rows, NUMBERS), or take the largest; (2 * rows,) int32."""
+    """Draw from logits (rows, vocabulary) by `numbers` (rows, NUMBERS), or take the largest: (2 * rows,) int32.
+
+    The result has ids, then the bits of log-probabilities in f32.
+    """
     rows, vocabulary = logits.shape
     (out,) = launcher.launch(
         DRAW,
@@ -306,6 +316,6 @@ def launch_draw(mx: Mlx, launcher: Launches, logits: DeviceArray, numbers: Devic
 
 
 def split_drawn(values: npt.NDArray[np.int32], rows: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-    """Ids and log-probabilities of the first `rows` rows."""
+    """Return ids and log-probabilities of the first `rows` rows of drawn values."""
     start = len(values) // 2
     return values[:rows], values[start : start + rows].view(np.float32)

@@ -1,8 +1,8 @@
-"""Latent attention (DeepSeek-AI 2024, arXiv:2405.04434) in the form in which it attends to latent vectors themselves.
+"""Latent attention (DeepSeek-AI 2024, arXiv:2405.04434), in the form that attends to the latent vectors themselves.
 
-All heads share one key of each token, which is all that the cache keeps: numbers that rotate, then a latent vector,
-which is also the value. The matrices that would make keys and values of it, one of each for every head, multiply
-queries and results instead (`project_parts`). `rope_and_write_latent` makes the keys.
+All heads share one key of each token, and the cache keeps only that: numbers that rotate, then a latent vector, which
+is also the value. The matrices that would make each head's keys and values from it multiply queries and results instead
+(`project_parts`). `rope_and_write_latent` makes the keys.
 """
 
 # ruff: noqa: ARG001 -- every implementation takes the context
@@ -30,7 +30,7 @@ __all__ = ["Parts", "make_parts", "project_parts", "rope_and_write_latent"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts:
-    """Weights of one shape, one of each part of a row. What `payload` is only the implementation knows that made it."""
+    """Weights of one shape, one for each part of a row. Only the implementation that made `payload` knows its type."""
 
     weights: tuple[LinearWeight, ...]
     payload: Any
@@ -42,7 +42,7 @@ class Parts:
 
 
 def make_parts(ctx: Context, weights: Sequence[LinearWeight]) -> Parts:
-    """Weights for `project_parts`. Raises ValueError for none and for different shapes."""
+    """Return weights for `project_parts`. Raises ValueError if there are none or their shapes differ."""
     if not weights:
         refuse("make_parts", "weights", "empty", "at least one")
     for weight in weights:
@@ -53,7 +53,7 @@ def make_parts(ctx: Context, weights: Sequence[LinearWeight]) -> Parts:
 
 
 def _prepare(ctx: Context, weights: tuple[LinearWeight, ...]) -> Any:
-    """What the implementation of products has made of them."""
+    """Return the payloads that `linear` made."""
     return tuple(weight.payload for weight in weights)
 
 
@@ -70,11 +70,11 @@ def rope_and_write_latent(
     norm: FloatArray,
     eps: float,
 ) -> FloatArray:
-    """The rotated queries (T, heads, head_dim) of q (T, heads * head_dim); keys go to the pool, which has one key head.
+    """Return the rotated queries (T, heads, head_dim) of q (T, heads * head_dim), and write keys to the pool.
 
-    `latent` (T, head_dim) has of each token the latent vector, as long as `norm` by which it is normed, and the other
-    numbers of the key, which the table rotates and which stand first in it, as in queries. Raises ValueError for
-    positions beyond the table and for slots outside the pool.
+    The pool has one key head. `latent` (T, head_dim) has for each token the latent vector, which is as long as its
+    `norm`, and then the other numbers of the key. The table rotates these, and they come first in keys, as in queries.
+    Raises ValueError for positions beyond the table and for slots outside the pool.
     """
     check_floats("rope_and_write_latent", "q", q, 2)
     check_floats("rope_and_write_latent", "latent", latent, 2)
@@ -118,10 +118,10 @@ ROPE_AND_WRITE_LATENT = Choice("rope_and_write_latent", _run_operators, _run_ope
 
 
 def project_parts(ctx: Context, x: FloatArray, parts: Parts, passed: int = 0) -> FloatArray:
-    """Multiply each part of a row by a weight of its own: x (T, parts * (in + passed)) to (T, parts * (passed + out)).
+    """Multiply each part of a row by its own weight: x (T, parts * (in + passed)) to (T, parts * (passed + out)).
 
-    Of a part the first `in` numbers are multiplied, and the `passed` after them stand before the result. On the CPU a
-    row has the same bits whatever the other rows, as those of `linear` have.
+    The first `in` numbers of a part are multiplied; the `passed` numbers after them are put before the result. On the
+    CPU the bits of a row do not depend on other rows.
     """
     check_floats("project_parts", "x", x, 2)
     if passed < 0:
@@ -133,7 +133,7 @@ def project_parts(ctx: Context, x: FloatArray, parts: Parts, passed: int = 0) ->
 
 
 def _project_reference(ctx: Context, x: FloatArray, parts: Parts, passed: int) -> FloatArray:
-    """One product after another."""
+    """Run one product after another."""
     count, columns = len(parts.weights), parts.weights[0].in_features
     rows = x.reshape(len(x), count, columns + passed)
     out = np.empty((len(x), count, passed + parts.weights[0].out_features), np.float32)
@@ -144,7 +144,7 @@ def _project_reference(ctx: Context, x: FloatArray, parts: Parts, passed: int) -
 
 
 def _project_native(ctx: Context, x: FloatArray, parts: Parts, passed: int) -> FloatArray:
-    """All parts at once."""
+    """Run the products of all parts at once."""
     out = empty(ctx, len(x), len(parts.weights) * (passed + parts.weights[0].out_features))
     ctx.module.project_parts(ctx.native, x, parts.payload, passed, out)
     return out

@@ -1,7 +1,7 @@
 """Latent attention on a GPU: products of parts by the kernels of experts, and one launch for queries and keys.
 
-A part is an expert that has a row of every token, so that what is sent where is known on the host, once for each number
-of tokens. MLX knows the pool as an input of the launch that writes it, as `rope_and_write_kv` has it.
+A part is like an expert that gets a row of every token, so the host knows which rows go where, once for each number of
+tokens. MLX sees the pool as an input of the launch that writes it, as in `rope_and_write_kv`.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ SIMD_GROUPS, COLUMNS_THREADS, WIDTHS = 4, 256, (8, 4, 2, 1)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Payload:
-    """The weights of all parts together, and the tiles of each number of tokens that there were."""
+    """The weights of all parts together, and the tiles for each number of tokens seen so far."""
 
     stack: Stack
     tilings: dict[int, Tiling] = field(default_factory=dict)
 
 
 def prepare_parts(ctx: Context, weights: tuple[LinearWeight, ...]) -> Payload:
-    """Bring the weights of all parts together."""
+    """Return the weights of all parts as one stack."""
     return Payload(stack_weights(ctx.gpu, weights))
 
 
 def project_parts(ctx: Context, x: DeviceArray, parts: Parts, passed: int) -> DeviceArray:
-    """Products of rows that stand alone, with what passes cut off before and put to them again."""
+    """Multiply each part as a row of its own; passed numbers are cut off before and joined to the result."""
     gpu, x, payload, count = ctx.gpu, settle(x), parts.payload, len(parts.weights)
     assert isinstance(payload, Payload)
     stack, tokens = payload.stack, x.shape[0]
@@ -84,7 +84,7 @@ def project_parts(ctx: Context, x: DeviceArray, parts: Parts, passed: int) -> De
 
 
 def _put_beside(ctx: Context, x: DeviceArray, first: int, count: int, y: DeviceArray | None) -> DeviceArray:
-    """`count` columns of x from `first` on, and those of y, if there is one."""
+    """Return `count` columns of x from `first` on, and those of y, if there is one, after them."""
     gpu, (rows, columns) = ctx.gpu, x.shape
     more = 0 if y is None else y.shape[1]
     width = next(size for size in WIDTHS if not any(number % size for number in (columns, first, count, more)))
@@ -100,7 +100,7 @@ def _put_beside(ctx: Context, x: DeviceArray, first: int, count: int, y: DeviceA
 
 
 def _tile(gpu: Gpu, payload: Payload, tokens: int, count: int, has_squares: bool) -> Tiling:
-    """Tiles of the rows of `tokens` tokens, each of one part, as `sort_pairs` would make them."""
+    """Return tiles of the rows of `tokens` tokens, each tile of one part, in the form of `sort_pairs`."""
     found = payload.tilings.get(tokens)
     if found is None:
         widths = gpu.has_tiles, limit_tokens(gpu), has_squares
@@ -128,7 +128,7 @@ def rope_and_write_latent(
     norm: FloatArray,
     eps: float,
 ) -> DeviceArray:
-    """Positions and slots were checked on the host, where they come from."""
+    """Run the operator in one launch; positions and slots are checked on the host."""
     gpu, (pages, _, page_size, head_dim) = ctx.gpu, pool.shape
     if (head_dim - len(norm)) % 2:
         refuse("rope_and_write_latent", "numbers of a key that rotate", head_dim - len(norm), "an even number")
@@ -179,7 +179,7 @@ def _compose(
     norm: FloatArray,
     eps: float,
 ) -> DeviceArray:
-    """Return the queries; keys go to the slots of the batch that is `placed` on the device."""
+    """Return the queries, and write keys into the slots of the `placed` batch, by MLX's operations."""
     gpu, mx, rank = ctx.gpu, ctx.gpu.mx, len(norm)
     cos, sin = (mx.take(gpu.hold(part), placed.positions, axis=0)[:, None] for part in (table.cos, table.sin))
     normed = mx.fast.rms_norm(latent[:, :rank], gpu.hold(norm), eps)

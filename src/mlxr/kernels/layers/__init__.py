@@ -1,8 +1,8 @@
 """Transformer layers as one operator: self-attention and feed-forward blocks around the residual stream.
 
-A layer is the list of its `operators`. The reference calls them one by one. An implementation of its own computes
-the same bits and saves what lies between them: on the CPU the way to Python and back some 200 times a token, after each
-of which nothing of the interpreter is left in the caches, and the waiting of threads.
+A layer is the list of its `operators`. The reference calls them one by one. The CPU has a native implementation, which
+computes the same bits: it saves about 200 returns to Python per token, before each of which the interpreter's code and
+data have left the caches, and the waiting of threads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RUN = Choice("layers", reference.run_layers, cpu.run_layers, _GPU, "run_layers")
 
 
 def prepare_layers(ctx: Context, layers: Sequence[Layer]) -> Layers:
-    """Layers whose weights were prepared for `linear`, to be run as one."""
+    """Return layers, whose weights were prepared for `linear`, as one object to run."""
     _, implementation = PREPARE.pick(ctx.device)
     return Layers(tuple(layers), implementation(ctx, tuple(layers)))
 
@@ -32,12 +32,12 @@ def prepare_layers(ctx: Context, layers: Sequence[Layer]) -> Layers:
 def run_layers(
     ctx: Context, stream: FloatArray, layers: Layers, step: StepInput
 ) -> tuple[FloatArray, FloatArray | None]:
-    """All layers over the residual stream (T, hidden); keys and values of the batch go into the step's pools.
+    """Run all layers on the residual stream (T, hidden), writing the batch's keys and values into the step's pools.
 
-    Returns the stream and what the last layer adds to it, which is left to the norm that follows (None when there is no
-    layer, or when it scales or norms its output). `stream` is taken over: its memory may be written. Raises ValueError
-    for shapes that do not fit, and before anything is computed for positions that the tables do not cover and for slots
-    and pages outside the pools.
+    Returns the stream and the delta of the last layer, which the following norm adds to it (None if there is no layer,
+    or if the last one has added it itself). The memory of `stream` may be overwritten. Raises ValueError for shapes
+    that do not fit, and, before anything is computed, for positions that the tables do not cover and for slots and
+    pages outside the pools.
     """
     check_size("run_layers", "number of k_pools", len(step.k_pools), len(layers.layers))
     check_size("run_layers", "number of v_pools", len(step.v_pools), len(layers.layers))

@@ -14,7 +14,7 @@ from mlxr.kernels.native import NativeLayers, NativeUpdates, Rotation
 from mlxr.kernels.recurrent import EPS, DeltaRule, StateSpace
 from mlxr.kernels.tensor import FloatArray, IntArray, PoolArray
 
-_NONE = 0  # no window, no softcap, values with a pool of their own
+_NONE = 0  # no window, no softcap, or a separate pool of values
 Pools = Sequence[PoolArray | None]
 StepArrays = tuple[
     IntArray,  # token ids
@@ -30,12 +30,12 @@ StepArrays = tuple[
     IntArray,  # slots of states that are read
     IntArray,  # and written
     NativeUpdates,
-    IntArray,  # where what each token sees ends, or nothing
+    IntArray,  # the end of what each token sees, or empty
 ]
 
 
 def prepare(ctx: Context, layers: tuple[Layer, ...]) -> NativeLayers:
-    """The native twin of `layers`, which it keeps alive."""
+    """Return the native form of `layers`, which keeps their weights alive."""
     native = ctx.module.Layers()
     for layer in layers:
         native.append_layer(layer.columns)
@@ -158,7 +158,7 @@ def run_layers(
 
 
 def list_arrays(step: StepInput) -> StepArrays:
-    """A step's arrays in the order in which native calls take them."""
+    """Return a step's arrays in the order in which native calls take them."""
     batch = step.batch
     return (
         batch.token_ids,

@@ -1,7 +1,7 @@
-"""`run_layers` on a GPU: the operators one after another, which leave to each other what one launch can do for two.
+"""`run_layers` on a GPU: the operators one after another; some defer work to the next one, to share a launch with it.
 
 A step of single tokens is recorded as a whole (`mlxr.kernels.gpu.graph`), so a call per operator costs nothing when it
-is replayed. In other steps the device starts on the first layers while the host still names the launches of the rest.
+is replayed. In other steps the device starts on the first layers while the host still prepares launches of the rest.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.linear.parts import FLOATS
 from mlxr.kernels.tensor import DeviceArray
 
-START_LAYERS = 1  # layers after which the device is told to start on them
-ROUTE_BYTES = 8  # of a pair of a token and an expert
+START_LAYERS = 1  # number of layers after which the device is told to start on them
+ROUTE_BYTES = 8  # bytes of a pair of a token and an expert
 STREAM_BYTES = 4  # the residual stream is f32
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBytes:
-    """Bytes for each token: of all arrays that one layer makes, and of those that it takes from what was before."""
+    """Bytes for each token: of the arrays that one layer makes, and of those made before the layers."""
 
     layer: int
     before: int
@@ -36,14 +36,14 @@ class TokenBytes:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """The operators of each layer, and what steps of many tokens take."""
+    """The operators of each layer, and the memory that steps of many tokens need."""
 
     programs: Programs
     bytes: TokenBytes
 
 
 def prepare(ctx: Context, layers: tuple[Layer, ...]) -> Payload:
-    """The operators of the layers, and the memory that they will need; tables are put on the device."""
+    """Return the layers' operators and the memory that they will need; tables are copied to the device."""
     gpu, programs = ctx.gpu, tuple(layer.program for layer in layers)
     if any(isinstance(operator, op.SpreadStreams) for program in programs for operator in program):
         raise DeviceError(
@@ -63,7 +63,7 @@ def prepare(ctx: Context, layers: tuple[Layer, ...]) -> Payload:
         before += count_layer_bytes(layer.before, sizes) if layer.before else 0
         for operator in layer.before:
             if isinstance(operator, op.GetRows) and is_placed(ctx, operator.table):
-                hold_table(ctx, operator.table)  # now, as the first step counts with the memory that is left
+                hold_table(ctx, operator.table)  # now, as the first step measures the memory that is left
     return Payload(programs, TokenBytes(most, before))
 
 
@@ -79,7 +79,7 @@ def _is_of_processors(operator: Operator) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bytes of a number: of results, of what products read, and of what MLX multiplies and attends with."""
+    """Bytes of a number: of results, of operands of products, and of what MLX's products and attention take."""
 
     result: int
     operand: int
@@ -87,14 +87,14 @@ class Sizes:
 
 
 def count_layer_bytes(program: Sequence[Operator], sizes: Sizes) -> int:
-    """Bytes of all that a layer makes for one token of a long prompt, its keys and values gathered for attention."""
+    """Return the bytes of a layer's arrays for one token of a long prompt, with keys and values gathered to attend."""
     # of the stream, or of the inputs
     columns = max(len(operator.weight.weight) * operator.parts for operator in program if isinstance(operator, op.Norm))
     return sum(count_operator_bytes(operator, sizes, columns) for operator in program)
 
 
 def count_operator_bytes(operator: Operator, sizes: Sizes, columns: int) -> int:
-    """Bytes of all that an operator makes for one token; the stream has so many columns."""
+    """Return the bytes of an operator's arrays for one token; the stream has `columns` columns."""
     result, operand, cast = sizes.result, sizes.operand, sizes.cast
     match operator:
         case op.Norm(weight, parts=parts):
@@ -103,7 +103,7 @@ def count_operator_bytes(operator: Operator, sizes: Sizes, columns: int) -> int:
             return count_product_bytes(weight, result, operand, cast)
         case op.RopeAndWriteKV(heads):
             queries = heads.heads * heads.head_dim
-            keys = 2 * heads.kv_heads * heads.head_dim  # those that a layer shares are gathered, too
+            keys = 2 * heads.kv_heads * heads.head_dim  # keys shared with another layer are gathered, too
             return queries * (result + (cast if cast != result else 0)) + keys * cast
         case op.Attend(heads):
             return heads.value_columns * (cast + (operand if cast != operand else 0))
@@ -124,7 +124,7 @@ def count_operator_bytes(operator: Operator, sizes: Sizes, columns: int) -> int:
         case op.GatedNorm(norm):
             return norm.columns * operand
         case op.GateHeads():
-            return columns * operand  # what attends is about as wide as the stream
+            return columns * operand  # attention's results are about as wide as the stream
         case op.AddResidual() | op.AllReduce() | op.Scale() | op.Add() | op.GateRows():
             return columns * STREAM_BYTES
         case op.Route(router):
@@ -139,11 +139,11 @@ def count_operator_bytes(operator: Operator, sizes: Sizes, columns: int) -> int:
         case op.MixStreams() | op.SpreadStreams() | op.MatchStreams() | op.GetNgrams() | op.TakeShares():
             return 0
         case op.BalanceStreams() | op.BlendStreams() | op.Scan() | op.LevelStreams() | op.CutGates():
-            return 0  # which no GPU has
+            return 0  # no GPU has these
 
 
 def count_product_bytes(weight: LinearWeight, result_bytes: int, operand_bytes: int, cast_bytes: int) -> int:
-    """Bytes of all that a product of one of many rows makes: operands, parts of the result, and the result."""
+    """Return the bytes per row of a product of many rows: converted operands, parts of the result, and the result."""
     parts, bias = weight.payload
     kinds: list[int] = [part.upload.array.itemsize if part.type_name in FLOATS else cast_bytes for part in parts]
     made_bytes: int = sum(kind * part.rows for kind, part in zip(kinds, parts, strict=True))

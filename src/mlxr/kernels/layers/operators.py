@@ -1,15 +1,16 @@
-"""A layer as the list of its operators: data, which NumPy, C++ and a GPU execute, and others count or measure.
+"""A layer as the list of its operators: data that NumPy, C++ and GPU implementations execute, and others count.
 
-Operators read and write registers. `stream` (T, hidden) is the residual stream and `delta` what is still to be added to
-it, which the next norm of the stream does in passing. `normed` is what blocks begin with, `x` what they pass on from
-operator to operator, `kept` what it keeps for later ones, `turned` what it begins with in the basis of weights that are
-rotated, and `other` what a block beside another one adds to the stream; `steps` are those by which states of channels
-forget. `chosen` and `shares` (T, used) are the experts of each token and their shares. `inputs` (T, layers * features)
-is what each layer gets of each token besides the stream, where a model has such embeddings (Gemma 4 E2B and E4B).
-
-Of a model with several residual streams side by side `streams` (T, count * hidden) has them from layer to layer, and
-`gains` (T, count) by how much each takes what a block gives; `stream` is then what enters the first layer, and what
-leaves the last.
+Operators read and write registers:
+- `stream` (T, hidden): the residual stream, and `delta`: what is still to be added to it, by its next norm.
+- `normed`: the input of a block; `turned`: the same, rotated, for weights that are rotated.
+- `x`: the result that operators of a block pass on; `kept`: a result that later ones need.
+- `other`: what a parallel block adds to the stream.
+- `steps`: step sizes of the selective scan, by which its states forget.
+- `chosen` and `shares` (T, used): the experts of each token and their shares.
+- `inputs` (T, layers * features): embeddings of each token for each layer, in models that have them (Gemma 4 E2B, E4B).
+- `streams` (T, count * hidden) and `gains`: in a model with several parallel residual streams, these streams, and the
+  factors by which each takes what a block makes. `stream` is then the input of the first layer and the output of the
+  last.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ NormKind = Literal["rms", "layer"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NormWeight:
-    """A norm of rows."""
+    """The weight of a norm of rows."""
 
     weight: FloatArray  # (columns,)
     eps: float  # added to the variance
     kind: NormKind = "rms"
-    bias: FloatArray | None = None  # (columns,), of layer norms
+    bias: FloatArray | None = None  # (columns,), for layer norms
 
     @property
     def nbytes(self) -> int:
@@ -53,7 +54,7 @@ class NormWeight:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MixerNorm:
-    """The norm of what a recurrence gives, with a gate: see `gated_norm`. Without a weight it is the gate alone."""
+    """The gated norm of a recurrence's results, see `gated_norm`. Without a weight it is only the gate."""
 
     weight: FloatArray | None
     eps: float
@@ -69,30 +70,32 @@ class Heads:
     heads: int
     kv_heads: int
     head_dim: int
-    scale: float  # of scores
-    norms: HeadNorms | None = None  # of queries and keys
-    projected: Projected = "qkv"  # what the product before holds
+    scale: float  # factor of scores
+    norms: HeadNorms | None = None  # norms of queries and keys
+    projected: Projected = "qkv"  # the parts that the product before makes
     window: int | None = None  # position p sees p - window + 1 to p
-    symmetric: bool = False  # and as far behind itself
+    symmetric: bool = False  # positions also see later ones, as far as earlier ones
     whole_pictures: bool = False  # tokens see as far as the batch's `ends` say
-    softcap: float | None = None  # of scores
-    sinks: FloatArray | None = None  # (heads,): a score more of each head, which has no value
+    softcap: float | None = None  # cap of scores
+    sinks: FloatArray | None = None  # (heads,): an additional score of each head, without a value
     rope: int = 0  # number of the step's rotation table
     group: int = 0  # number of the batch's slots and page table
-    value_dim: int | None = None  # values are the last so many numbers of the keys
-    biases: FloatArray | None = None  # (heads, 2n + 1): of scores, see `attend`
-    chunked: bool = False  # position p sees those up to itself of its chunk of `window`
+    value_dim: int | None = None  # values are the last `value_dim` numbers of the keys
+    biases: FloatArray | None = None  # (heads, 2n + 1): added to scores, see `attend`
+    chunked: bool = False  # position p sees positions up to itself in its chunk of `window`
 
     @property
     def value_columns(self) -> int:
-        """Columns of what attention gives."""
+        """The number of columns of attention's result."""
         return self.heads * (self.value_dim or self.head_dim)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Norm:
-    """Norm `source` into `target`, each of so many `parts` of a row alone, with one weight for all or each its own; to
-    the stream its delta is added first."""
+    """Norm `source` into `target`, each of the `parts` of a row by itself; they share a weight or have one each.
+
+    If the source is the stream, its delta is added first.
+    """
 
     weight: NormWeight
     source: Register
@@ -102,7 +105,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AddResidual:
-    """Add the delta to the stream, where no norm does it, and multiply the sum by `factor`."""
+    """Add the delta to the stream, if no norm does, and multiply the sum by `factor`."""
 
     factor: float = 1.0
 
@@ -118,7 +121,7 @@ class MatMul:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """Rotate `source` into `target`, where the weights that read it are rotated."""
+    """Rotate `source` into `target`, for weights that are rotated."""
 
     rotation: Hadamard
     source: Register
@@ -127,21 +130,21 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AllReduce:
-    """Add up what all ranks have in `target`, each of which multiplied by its share of a weight's inputs."""
+    """Add up `target` over all ranks, each of which multiplied by its share of a weight's inputs."""
 
     target: Register
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RopeAndWriteKV:
-    """Make queries of what `x` projected, and write keys and values into their pages."""
+    """Make queries of the projection in `x`, and write its keys and values into their pages."""
 
     heads: Heads
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RopeAndWriteLatent:
-    """Make keys of what was kept and write them into their pages; rotate the queries in `x`."""
+    """Make keys of `kept` and write them into their pages; rotate the queries in `x`."""
 
     heads: Heads
     norm: NormWeight
@@ -149,8 +152,7 @@ class RopeAndWriteLatent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProjectParts:
-    """Multiply each part of `source` by a weight of its own; the last `passed` numbers of a part stand before its
-    result."""
+    """Multiply each part of `source` by its own weight; a part's last `passed` numbers are put before its result."""
 
     parts: Parts
     passed: int = 0
@@ -167,10 +169,10 @@ class Attend:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Activate:
-    """Apply the activation to `x`: to the gate before `features` others, or to these themselves.
+    """Apply the activation to `x`: to the gates, which come before the `features` that they gate, or to all of it.
 
-    With `first` they are then multiplied by the columns of `inputs` from that one on. `parameters` are the numbers that
-    some activations have in each layer.
+    With `first`, it is then multiplied by the columns of `inputs` from that one on. `parameters` are numbers of the
+    layer that some activations need.
     """
 
     kind: Activation
@@ -182,7 +184,7 @@ class Activate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scale:
-    """Multiply `target` by a number; with a softcap c, what that makes is capped by tanh, as by `scale`."""
+    """Multiply `target` by a number; with a softcap, cap the result by tanh, as `scale` does."""
 
     factor: float
     target: Register
@@ -200,7 +202,7 @@ class Add:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """Choose of `experts` those of each token by the logits in `x`, into `chosen` and `shares`."""
+    """Choose the experts of each token by the logits in `x`, into `chosen` and `shares`."""
 
     router: Router
     experts: Experts
@@ -208,7 +210,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MixExperts:
-    """Send `source` through the `used` experts chosen for each token, and their sum into `target`."""
+    """Apply the `used` experts chosen for each token to `source`, and put their sum into `target`."""
 
     experts: Experts
     used: int
@@ -218,7 +220,7 @@ class MixExperts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TakeShares:
-    """Multiply each token of `source` by the share of its one expert into `target`; the share is 1 then."""
+    """Multiply each token of `source` by the share of its one expert, into `target`, and set the share to 1."""
 
     source: Register
     target: Register
@@ -233,7 +235,7 @@ class GateRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GetRows:
-    """Look up the rows of a table that the ids of the tokens name, into `target`."""
+    """Look up the rows of a table by token ids, into `target`."""
 
     table: TensorSource
     target: Register
@@ -241,7 +243,8 @@ class GetRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MixStreams:
-    """Make of `count` streams, which were kept, their mean, each number by its gate in `x`, into `target`."""
+    """Put the mean of the `count` streams in `kept` into `target`, each number multiplied by the sigmoid of its gate in
+    `x`."""
 
     count: int
     target: Register
@@ -249,8 +252,10 @@ class MixStreams:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpreadStreams:
-    """Spread `source` over the `count` streams of `target`, `factor` times, and by their gains if it `has_gains`; it
-    `adds` this to what they are. Of a delta nothing is left to add."""
+    """Put `source` times `factor` into each of the `count` streams of `target`, by their gains if it `has_gains`.
+
+    If it `adds`, that is added to the streams. If the source is the delta, nothing of it is left to add.
+    """
 
     count: int
     source: Register
@@ -263,7 +268,7 @@ class SpreadStreams:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MatchStreams:
-    """Make the gains of `count` streams of how alike `x` and what was kept are, times `scale`."""
+    """Compute the gains of `count` streams from the products of `x` and `kept`, times `scale` (see `match_streams`)."""
 
     count: int
     scale: float
@@ -271,7 +276,7 @@ class MatchStreams:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BalanceStreams:
-    """Make of `x` the gains of `count` streams, as `balance_streams` says."""
+    """Compute the gains of `count` streams from `x` by `balance_streams`."""
 
     count: int
     scale: FloatArray
@@ -282,8 +287,10 @@ class BalanceStreams:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlendStreams:
-    """Make of `count` streams their sum by their gains in `target`, or their mean unless it `has_gains`; or where it
-    `adds` the streams that follow, with `source`. Of a delta nothing is left to add."""
+    """Put the sum of `count` streams by their gains, or unless it `has_gains` their mean, into `target`.
+
+    If it `adds`, make the next streams instead, with `source`; of a delta nothing is left to add. See `blend_streams`.
+    """
 
     count: int
     target: Register = "streams"
@@ -294,15 +301,15 @@ class BlendStreams:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LevelStreams:
-    """Make of the `count` parts of `x` the streams that follow, each as long as the stream, which is the first."""
+    """Make the next streams of the `count` parts of `x`: the first is `stream`, the others are scaled to its rms."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CutGates:
-    """Take of the first `features` columns of `x` their mean and `factor` times their deviation, and leave 0 where
-    nothing is left."""
+    """Subtract from the first `features` columns of `x` their mean and `factor` times their deviation; set negative
+    results to 0."""
 
     features: int
     factor: float
@@ -310,8 +317,8 @@ class CutGates:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GetNgrams:
-    """Look up the rows of a table that tokens name by themselves and those before them, into `target`; the last tokens
-    are a state, which begins at `at` of the layer's."""
+    """Look up the rows of a table by n-grams (tokens with those before them), into `target`; the last tokens are a
+    state, at `at` in the layer's."""
 
     table: TensorSource
     ngrams: Ngrams
@@ -321,14 +328,14 @@ class GetNgrams:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GateHeads:
-    """Multiply `x` by the sigmoid of what was kept, or by its softplus."""
+    """Multiply `x` by the sigmoid, or the softplus, of `kept`."""
 
     softplus: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Convolve:
-    """Convolve what was kept, from column `first` on, into `x`; its state begins at `at` of the layer's."""
+    """Convolve the columns of `kept` from `first` on, into `x`; its state begins at `at` in the layer's."""
 
     conv: Convolution
     first: int = 0
@@ -337,7 +344,7 @@ class Convolve:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recur:
-    """Run the recurrence over `x`; what was kept has, from column `first` on, what it forgets and takes in by."""
+    """Run the recurrence over `x`; the columns of `kept` from `first` on say how much it forgets and takes in."""
 
     rule: DeltaRule | StateSpace
     first: int
@@ -346,7 +353,7 @@ class Recur:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scan:
-    """Scan `x` by the steps, with B and C in `other`; its state begins at `at` of the layer's."""
+    """Scan `x` with `steps`, and with B and C in `other`; its state begins at `at` in the layer's."""
 
     rule: SelectiveScan
     at: int
@@ -354,7 +361,7 @@ class Scan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatedNorm:
-    """Norm `x`, gated by what was kept from column `first` on."""
+    """Norm `x`, gated by the columns of `kept` from `first` on."""
 
     norm: MixerNorm
     first: int
@@ -372,9 +379,9 @@ Operator = (
 class Layer:
     """One layer of a model, as it runs."""
 
-    columns: int  # of the residual stream
+    columns: int  # columns of the residual stream
     operators: tuple[Operator, ...]
-    before: tuple[Operator, ...] = ()  # run before the first layer: they make the inputs of all layers
+    before: tuple[Operator, ...] = ()  # operators that run before the first layer and make the inputs of all layers
 
     @property
     def program(self) -> tuple[Operator, ...]:
@@ -384,14 +391,14 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layers:
-    """Layers that run one after another. What `payload` is only the implementation knows that made it."""
+    """Layers that run one after another. Only the implementation that made `payload` knows what it is."""
 
     layers: tuple[Layer, ...]
     payload: Any
 
 
 def count_weight_bytes(operator: Operator) -> int:
-    """Bytes that the weights of an operator take in memory."""
+    """Return the bytes that an operator's weights take in memory."""
     match operator:
         case Norm(weight) | MatMul(weight):
             return weight.nbytes
@@ -418,18 +425,18 @@ def count_weight_bytes(operator: Operator) -> int:
 
 
 def count_step_bytes(operator: Operator) -> int:
-    """Bytes of the weights that an operator reads in any step; of tables and experts it is the tokens that say."""
+    """Return the bytes of weights that an operator reads in every step; 0 for tables and experts, read by token."""
     return 0 if isinstance(operator, GetRows | GetNgrams | MixExperts) else count_weight_bytes(operator)
 
 
 def count_token_macs(operator: Operator) -> int:
-    """Multiply-adds of an operator's products for each token."""
+    """Return the multiply-adds of an operator's products for each token."""
     macs = sum(weight.in_features * weight.out_features for weight in list_weights(operator))
     return macs * operator.used // len(operator.experts.up) if isinstance(operator, MixExperts) else macs
 
 
 def list_weights(operator: Operator) -> tuple[LinearWeight, ...]:
-    """The weights that an operator multiplies by."""
+    """Return the weights of an operator's products."""
     match operator:
         case MatMul(weight):
             return (weight,)
@@ -443,12 +450,12 @@ def list_weights(operator: Operator) -> tuple[LinearWeight, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepInput:
-    """A batch, the rotation tables that layers name by their number, and for each layer its part of the cache.
+    """A batch, the rotation tables, which layers name by number, and the pools of each layer.
 
-    That is one K and one V pool, None for a layer without them, and the pool of a recurrent layer's `states`, (slots,
-    floats) in f32, of which the batch's `state_reads` and `state_writes` name the slots; None for other layers.
+    These are a K and a V pool, None for a layer without keys and values, and the pool of a recurrent layer's `states`,
+    (slots, floats) in f32, None for other layers; the batch's `state_reads` and `state_writes` are its slots.
 
-    `adapters` update the products of some rows, in their order.
+    `adapters` update the products of some rows, one adapter after another.
     """
 
     batch: RaggedBatch
@@ -460,10 +467,10 @@ class StepInput:
 
     @property
     def output_adapters(self) -> Sequence[AdapterRows]:
-        """The adapters of the batch's output rows, by the places that these have among themselves."""
+        """The adapters of the batch's output rows, with rows counted among these."""
         return choose_rows(self.adapters, self.batch.output_rows) if self.adapters else ()
 
     def cut(self, start: int, stop: int) -> StepInput:
-        """What the layers from number `start` to before `stop` get."""
+        """Return the input of layers `start` to `stop` - 1."""
         pools = self.k_pools[start:stop], self.v_pools[start:stop]
         return StepInput(self.batch, self.ropes, *pools, self.states[start:stop], self.adapters)

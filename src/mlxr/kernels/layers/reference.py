@@ -1,4 +1,4 @@
-"""Layers as the sequence of their operators: the meaning, on any device."""
+"""The reference of `run_layers`, for any device: it calls the operators one by one."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ Programs = tuple[tuple[Operator, ...], ...]
 
 
 def prepare(_ctx: Context, layers: tuple[Layer, ...]) -> Programs:
-    """The operators of each layer."""
+    """Return the operators of each layer."""
     return tuple(layer.program for layer in layers)
 
 
 def run_layers(
     ctx: Context, stream: FloatArray, layers: Layers, step: StepInput
 ) -> tuple[FloatArray, FloatArray | None]:
-    """Layer after layer, operator after operator."""
+    """Run layer after layer, operator after operator."""
     return run_programs(ctx, stream, layers.payload, step)
 
 
 def run_programs(
     ctx: Context, stream: FloatArray, programs: Programs, step: StepInput
 ) -> tuple[FloatArray, FloatArray | None]:
-    """The operators of layer after layer, each by the implementation that the device has."""
+    """Run the operators of each layer, each by the device's implementation."""
     registers: Registers = {"stream": stream, "delta": None}
     for index, operators in enumerate(programs):
         run_layer(ctx, registers, operators, step, index)
@@ -69,7 +69,7 @@ See = Callable[[LinearWeight, FloatArray], None]  # a weight, and the rows (T, i
 def run_seen(
     ctx: Context, stream: FloatArray, layers: Layers, step: StepInput, see: See
 ) -> tuple[FloatArray, FloatArray | None]:
-    """Run layer after layer, operator after operator; `see` is told the input of each product before it is made."""
+    """Run layer after layer, operator after operator, and call `see` with the input of each product before it."""
     registers: Registers = {"stream": stream, "delta": None}
     for index, layer in enumerate(layers.layers):
         for operator in layer.program:
@@ -91,7 +91,7 @@ def _see_experts(ctx: Context, x: FloatArray, chosen: IntArray, experts: Experts
 
 
 def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...], step: StepInput, index: int) -> None:
-    """One layer, whose pools are number `index`."""
+    """Run one layer, whose pools are number `index`."""
     k_pool, v_pool, batch = step.k_pools[index], step.v_pools[index], step.batch
     for operator in operators:
         match operator:
@@ -241,7 +241,7 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
 
 
 def _states(step: StepInput, index: int) -> PoolArray:
-    """The states of layer `index`, which must have some."""
+    """Return the pool of states of layer `index`, which must have one."""
     states = step.states[index]
     assert states is not None, f"layer {index} has no pool of states"
     return states
@@ -250,21 +250,21 @@ def _states(step: StepInput, index: int) -> PoolArray:
 def norm(
     ctx: Context, x: FloatArray, weight: NormWeight, residual: FloatArray | None = None
 ) -> tuple[FloatArray, FloatArray]:
-    """The norm of x plus what is to be added to it, and this sum."""
+    """Return the norm of x + residual, and that sum."""
     if weight.kind == "layer":
         return layer_norm(ctx, x, weight.weight, weight.eps, residual, bias=weight.bias)
     return rms_norm(ctx, x, weight.weight, weight.eps, residual)
 
 
 def norm_parts(ctx: Context, x: FloatArray, weight: NormWeight, parts: int) -> FloatArray:
-    """The norm of each of so many equal parts of the rows of x."""
+    """Return the norm of each of `parts` equal parts of every row of x."""
     rows, columns = x.shape
     normed, _ = norm(ctx, cut_rows(x, rows * parts, columns // parts), weight)
     return cut_rows(normed, rows, columns)
 
 
 def take(registers: Registers, name: Register) -> FloatArray:
-    """The array in a register, which must have been written."""
+    """Return the array in a register, which must have been written."""
     array: FloatArray | None = registers[name]
     assert array is not None, f"register {name} is read before it is written"
     return array

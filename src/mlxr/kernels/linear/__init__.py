@@ -1,10 +1,10 @@
 """Matrix product with weights of any type, one or several at once: y = x Wᵀ + b.
 
 Weights that share their input (query, key and value; gate and up) are prepared together and multiply as one, so that
-the input is quantised once. `prepare` hands the raw blocks to the implementation, which lays them out as its kernels
-like; models see only `LinearWeight`.
+the input is quantised once. `prepare` hands the raw blocks to the implementation, which lays them out for its kernels;
+models see only `LinearWeight`.
 
-On the CPU a row of the result has the same bits whatever the other rows, the threads and the instruction set.
+On the CPU the bits of a row of the result do not depend on other rows, threads and instruction set.
 """
 
 # ruff: noqa: ARG001 -- every implementation takes the context
@@ -25,8 +25,8 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.elementwise import Hadamard
 from mlxr.kernels.tensor import FloatArray, TensorSource
 
-PROBES = 4  # rows that products are compared by
-_TYPES = tuple(row.name for row in WEIGHT_TYPES)  # that there are native kernels for
+PROBES = 4  # rows by which products are compared
+_TYPES = tuple(row.name for row in WEIGHT_TYPES)  # types with native kernels
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,17 +35,17 @@ class LinearWeight:
 
     in_features: int
     splits: tuple[int, ...]  # output features of each, one after another
-    nbytes: int  # what it holds in memory
+    nbytes: int  # bytes in memory
     variant: str  # the weight types: "q4_k", "q4_k+q6_k"
-    implementation: str  # the one whose payload this is,
-    payload: Any  # which only that knows
-    names: tuple[str, ...] = ()  # those that the model gives to the tensors, where adapters may update them
-    rotation: Hadamard | None = None  # of its rows, which whoever multiplies gives the input, too
-    is_share: bool = False  # other ranks have the other inputs, and what it makes is a part of a sum
+    implementation: str  # the implementation that made the payload
+    payload: Any  # an object that only the implementation knows
+    names: tuple[str, ...] = ()  # the model's names of the tensors, if adapters may update them
+    rotation: Hadamard | None = None  # rotation of its rows, which the input needs, too
+    is_share: bool = False  # True if other ranks have the other inputs, so that the product is part of a sum
 
     @property
     def out_features(self) -> int:
-        """Number of output features of all parts together."""
+        """The number of output features of all parts together."""
         return sum(self.splits)
 
 
@@ -57,9 +57,9 @@ def prepare(
 ) -> LinearWeight:
     """Make one weight of `tensors`, each (out_features, in_features) with the same in_features.
 
-    `biases` holds for each tensor a float32 vector of its out_features, or None. `names` are what the model calls
-    the tensors, for whoever looks for them. The sources are released after
-    reading. Raises ValueError for shapes that do not fit, DeviceError for a type the implementation lacks.
+    `biases` has for each tensor a float32 vector (out_features,), or None. `names` are the model's names of the
+    tensors. The sources are released after reading. Raises ValueError for shapes that do not fit, DeviceError for a
+    type the implementation lacks.
     """
     _check(tensors, biases)
     name, implementation = PREPARE.pick(ctx.device)
@@ -73,10 +73,10 @@ def leave(
     biases: Sequence[FloatArray | None] | None = None,
     names: tuple[str, ...] = (),
 ) -> LinearWeight:
-    """As `prepare`, but the blocks stay in the mapped files that they lie in, and `linear` reads them each time.
+    """Make a weight as `prepare` does, but leave the blocks in their mapped files, where `linear` reads them each time.
 
-    For weights that others load and unload (`moe`). `nbytes` is what the weight takes while it is loaded. Raises
-    ModelError for a tensor that is not mapped, DeviceError for a device that reads none of files.
+    It is for weights that `moe` loads and unloads; `nbytes` are the bytes while it is loaded. Raises ModelError for a
+    tensor that is not mapped, DeviceError for a device that reads no weights from files.
     """
     _check(tensors, biases)
     if ctx.device != "cpu":
@@ -115,7 +115,7 @@ def _describe(
 
 
 def linear(ctx: Context, x: FloatArray, weight: LinearWeight) -> FloatArray:
-    """Multiply x (T, in_features) by `weight`: (T, out_features), the outputs of its parts side by side."""
+    """Return x (T, in_features) times `weight`: (T, out_features), the outputs of its parts side by side."""
     check_floats("linear", "x", x, 2)
     check_size("linear", "columns of x", x.shape[1], weight.in_features)
     name, implementation = LINEAR.pick(ctx.device)
@@ -129,10 +129,10 @@ def linear(ctx: Context, x: FloatArray, weight: LinearWeight) -> FloatArray:
 
 
 def compare_products(ctx: Context, weight: LinearWeight, reference_ctx: Context, reference: LinearWeight) -> float:
-    """The largest error of an output of `weight`, relative to the outputs' root mean square, for inputs of 1 and -1.
+    """Return the largest error of an output of `weight`, relative to the outputs' rms, for inputs of 1 and -1.
 
-    Such inputs are exact in every format that activations are rounded to. `reference` is the same weight, prepared for
-    the reference backend.
+    Such inputs are exact in every format to which activations are rounded. `reference` is the same weight, prepared for
+    the reference device.
     """
     signs = np.random.default_rng(1).choice(np.array([-1, 1], np.float32), (PROBES, weight.in_features))
     outputs = fetch_rows(ctx, linear(ctx, place_rows(ctx, signs), weight))
@@ -141,7 +141,7 @@ def compare_products(ctx: Context, weight: LinearWeight, reference_ctx: Context,
 
 
 def move_weight(weight: LinearWeight, size: float) -> None:
-    """Change every number of a weight of the reference backend by a random part of it, of standard deviation `size`."""
+    """Change every number of a weight of the reference by a random fraction, of standard deviation `size`."""
     chance = np.random.default_rng(0)
     for row in weight.payload[0]:
         row *= 1 + size * chance.standard_normal(len(row), dtype=np.float32)
@@ -150,7 +150,7 @@ def move_weight(weight: LinearWeight, size: float) -> None:
 def _prepare_reference(
     ctx: Context, tensors: Sequence[TensorSource], biases: Sequence[FloatArray | None] | None
 ) -> tuple[Any, int]:
-    """The matrices, decoded to float32, on top of each other, the biases one after another, and their bytes."""
+    """Return the matrices as one in float32, the biases as one, and the bytes of both."""
     rows = sum(tensor.shape[0] for tensor in tensors)
     matrix = np.empty((rows, tensors[0].shape[1]), np.float32)
     bias = np.zeros(rows, np.float32) if biases is not None and any(b is not None for b in biases) else None
@@ -167,7 +167,7 @@ def _prepare_reference(
 
 
 def _linear_reference(ctx: Context, x: FloatArray, weight: LinearWeight) -> FloatArray:
-    """One product of NumPy's, in which a row's last bits may depend on the number of rows."""
+    """Multiply by NumPy; a row's last bits may depend on the number of rows."""
     matrix, bias = weight.payload
     result: FloatArray = x @ matrix.T
     if bias is not None:
@@ -178,10 +178,10 @@ def _linear_reference(ctx: Context, x: FloatArray, weight: LinearWeight) -> Floa
 def _prepare_native(
     ctx: Context, tensors: Sequence[TensorSource], biases: Sequence[FloatArray | None] | None
 ) -> tuple[Any, int]:
-    """The weight, repacked into rows interleaved for the vector units, and its bytes.
+    """Return the weight, repacked into rows interleaved for the vector units, and its bytes.
 
     Each source is released as soon as it is repacked. Raises DeviceError for a type without a kernel, ValueError for
-    columns the type does not allow.
+    columns that the type does not allow.
     """
     _check_types(tensors)
     weight = ctx.module.LinearWeight(tensors[0].shape[1])
@@ -195,9 +195,9 @@ def _prepare_native(
 def _leave_native(
     ctx: Context, tensors: Sequence[TensorSource], biases: Sequence[FloatArray | None] | None
 ) -> tuple[Any, int]:
-    """The weight with its blocks where they are, and its bytes when they are repacked.
+    """Return the weight, whose blocks stay in their files, and its bytes when it is repacked.
 
-    Raises as `prepare` does, and ModelError for a tensor that is no view of a mapped file.
+    Raises the errors of `prepare`, and ModelError for a tensor that is not a view of a mapped file.
     """
     _check_types(tensors)
     weight = ctx.module.LinearWeight(tensors[0].shape[1])
@@ -222,7 +222,7 @@ def _check_types(tensors: Sequence[TensorSource]) -> None:
 
 
 def _linear_native(ctx: Context, x: FloatArray, weight: LinearWeight) -> FloatArray:
-    """x Wᵀ + b; the same bits for a row of x whatever the other rows, the threads and the instruction set."""
+    """Return x Wᵀ + b; the bits of a row do not depend on other rows, threads and instruction set."""
     out = empty(ctx, x.shape[0], weight.out_features)
     ctx.module.linear(ctx.native, x, weight.payload, out)
     return out

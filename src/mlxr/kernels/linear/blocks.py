@@ -1,14 +1,14 @@
-"""Products of few rows with weights in blocks: which kernel, how it shares the work out, and the launch.
+"""Products of few rows with weights in blocks: the choice of the kernel, its plan, and the launch.
 
-- Without matrix units a launch reads each block once, in f32 (`multiply_rows`); a SIMD-group makes two or four outputs
+- Without matrix units, a launch reads each block once, in f32 (`multiply_rows`); a SIMD-group makes two or four outputs
   for all rows at a time. It takes floats of 16 bits, too.
-- On matrix units a threadgroup makes tiles of outputs for up to 64 tokens (`multiply_tiles`); its SIMD-groups share the
-  columns out and add up.
-- One row times a weight in integers is streamed through the threadgroups' memory (`multiply_stream`). As many
-  threadgroups as the device has multiprocessors share the rows out, and each runs once. What they first read of a
-  weight is under way before the launch in front has ended.
+- On matrix units, a threadgroup makes tiles of outputs for up to 64 tokens (`multiply_tiles`); its SIMD-groups share
+  the columns and add up their sums.
+- One row times a weight in integers: the weight is streamed through the threadgroups' memory (`multiply_stream`). As
+  many threadgroups as the device has multiprocessors share the rows, and each runs once. They begin to load their
+  weight before the previous launch has ended.
 
-Knows no deferred results: whoever waits for a norm, a gate or a sum calls with what it wants done.
+This module knows no deferred results: callers pass the norm, gate or sum to be done as `Extras`.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ ROWS = Kernel(
 )
 MANY_ROW_OUTPUTS = 4096
 TOKENS = (1, 2, 4, 8)  # rows of x that a variant of the kernel takes
-APPLE_TOKENS = 4  # where a threadgroup has 32 KiB, and a thread 128 registers
+APPLE_TOKENS = 4  # most rows on an Apple GPU, where a threadgroup has 32 KiB and a thread 128 registers
 
 
 def limit_tokens(gpu: Gpu) -> int:
-    """Rows of x that a launch takes at a time, at most; it walks over further ones."""
+    """Return the most rows of x that a launch takes at a time; it repeats for further ones."""
     return APPLE_TOKENS if gpu.is_apple else TOKENS[-1]
 
 
 def choose_rows(gpu: Gpu, tokens: int, outputs: int) -> int:
-    """Outputs that a SIMD-group makes at a time: even, since a gate takes two."""
+    """Return the number of outputs that a SIMD-group makes at a time: even, since a gate takes two."""
     return 4 if outputs >= MANY_ROW_OUTPUTS and (tokens == 1 if gpu.is_apple else tokens >= 4) else 2
 
 
 def multiply_rows(gpu: Gpu, x: DeviceArray, weights: Weights, extras: Extras, kind: NumberType) -> DeviceArray:
-    """As `multiply_tiles`, each row of which may wait for its norm; blocks are read again for `limit_tokens` rows each.
+    """Multiply as `multiply_tiles`; any rows may be normed first. Blocks are read again for each `limit_tokens` rows.
 
     Few outputs in 32 bits go to `multiply_wide`.
     """
@@ -87,8 +87,8 @@ def multiply_rows(gpu: Gpu, x: DeviceArray, weights: Weights, extras: Extras, ki
     return out
 
 
-SIMD_GROUPS = 8  # of a threadgroup; without matrix units each brings one of the eight quads of every run
-MAX_STAGED = 16384  # columns; 37 KiB of shared memory
+SIMD_GROUPS = 8  # SIMD-groups of a threadgroup; without matrix units each loads one of the eight quads of every run
+MAX_STAGED = 16384  # most columns of a staged row, which takes 37 KiB of shared memory
 SHORT_COLUMNS = 8192
 MANY_OUTPUTS = 8192
 SINGLE = frozenset((12, 14))  # q4_k and q6_k
@@ -108,11 +108,11 @@ TILES = Kernel(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a SIMD-group works: its tiles of rows and of tokens, and how many share the columns of the same tile.
+    """The work of a SIMD-group: its tiles of rows and of tokens; `split` SIMD-groups share the columns of a tile.
 
-    `resident`: threadgroups that share a multiprocessor, which bounds the registers. `ahead`: words of the next step
-    are loaded before those of one are multiplied. `staged`: x, one row, goes through shared memory.
-    `single`: its runs are kept apart and scaled after they are summed, for the types in SINGLE.
+    `resident` threadgroups share a multiprocessor, which bounds the registers. With `ahead`, words of the next step are
+    loaded before those of one are multiplied. With `staged`, x, a single row, goes through shared memory. With
+    `single`, its runs are summed separately and scaled afterwards, for the types in SINGLE.
     """
 
     row_tiles: int
@@ -125,7 +125,7 @@ class Plan:
 
     @property
     def constants(self) -> dict[str, int]:
-        """Which of it a kernel is compiled for."""
+        """The constants for which a kernel is compiled."""
         return {
             "M": self.row_tiles,
             "N": self.token_tiles,
@@ -137,16 +137,16 @@ class Plan:
         }
 
     def count_groups(self, made: int, is_gated: bool) -> int:
-        """Threadgroups that it takes to make `made` outputs of one weight."""
+        """Return the number of threadgroups that make `made` outputs of one weight."""
         rows = (TILE_ROWS // 2 if is_gated else TILE_ROWS) * self.row_tiles * (SIMD_GROUPS // self.split)
         return -(-made // rows)
 
 
 def choose_plan(tokens: int, columns: int, outputs: int, types: Collection[int], is_normed: bool) -> Plan:
-    """What was fastest on one H200 (lab/bench/products.py); `types` are ggml's numbers of the weights' types.
+    """Return the plan that was fastest on an H200 (lab/bench/products.py); `types` are ggml's numbers of the types.
 
-    Many outputs fill the device even when fewer SIMD-groups share the columns, which saves sums. Where the words of a
-    step take few registers, more threadgroups fit. Bringing a long row to every threadgroup costs more than it saves.
+    Many outputs fill the device even if fewer SIMD-groups share the columns, which saves sums. If the words of a step
+    take few registers, more threadgroups fit. Loading a long row into every threadgroup costs more than it saves.
     """
     many, light = outputs >= MANY_OUTPUTS, LIGHT.issuperset(types)
     single = SINGLE.issuperset(types)
@@ -160,7 +160,7 @@ def choose_plan(tokens: int, columns: int, outputs: int, types: Collection[int],
 
 
 def can_norm(tokens: int, columns: int) -> bool:
-    """Whether a norm may wait for the product."""
+    """Return True if the launch of the product can norm x."""
     return tokens == 1 and columns <= MAX_STAGED
 
 
@@ -172,10 +172,10 @@ def multiply_tiles(
     kind: NumberType,
     plan: Plan | None = None,
 ) -> DeviceArray:
-    """One launch for one or two weights, each (number of its type, rows, planes): out (tokens, outputs) of type `kind`.
+    """Multiply x by one or two weights in one launch: (tokens, outputs) of type `kind`.
 
-    x is (tokens, columns) in bf16 or f32. It is normed first only where `can_norm` says so. `plan` is chosen unless
-    given.
+    A weight is (number of its type, rows, planes). x is (tokens, columns) in bf16 or f32. It can be normed first only
+    if `can_norm` is True. `plan` is chosen unless given.
     """
     tokens, columns = x.shape
     first, second = weights[0], weights[-1]
@@ -220,23 +220,23 @@ STREAM = Kernel(
     type_names=TYPE_NAMES,
     cuda_only=True,
 )
-# With one scale for 32 columns.
+# Types with one scale for 32 columns.
 _GRIDS = [LAYOUTS[name].number for name in ("iq1_s", "iq2_xxs", "iq3_xxs", "iq3_s") if name in LAYOUTS]
-# Of a unit, as stream.h and stream_runs.h have it, by ggml's number of the type.
+# Words of a unit, as in stream.h and stream_runs.h, by ggml's number of the type.
 STAGE_WORDS = {2: 832, 6: 960, 8: 1152, 12: 1280, 13: 1792, 14: 1232, 20: 832, 23: 800, 39: 816}
 STAGE_WORDS |= {number: PACKINGS[number].unit_words for number in _GRIDS}
-DOUBLE = frozenset((12, 13))  # types of which a unit is two blocks
+DOUBLE = frozenset((12, 13))  # types whose unit is two blocks
 BLOCK_COLUMNS = 256
-# Of which a row has a whole number, by type: those of a block, or as many as have a whole word in each plane.
+# Rows must have a multiple of these columns, by type: those of a block, or as many as fill whole words in each plane.
 WHOLE_COLUMNS = {2: 64, 6: 64, 8: 64, 12: 256, 13: 256, 14: 256, 20: 64, 23: 256, 39: 32}
 WHOLE_COLUMNS |= dict.fromkeys(_GRIDS, BLOCK_COLUMNS)
-STAGES = 3  # so many that threadgroups have a multiprocessor each: two on some of them cost more than they bring
-RING_BYTES = 136 * 1024  # small units have more stages in as much
+STAGES = 3  # enough that only one threadgroup fits on a multiprocessor: two on some of them are slower
+RING_BYTES = 136 * 1024  # small units have more stages in this memory
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """`groups` threadgroups of `simd_groups` for each weight; `stages` units of every SIMD-group are under way."""
+    """A plan of `groups` threadgroups of `simd_groups` for each weight; every SIMD-group loads `stages` units ahead."""
 
     groups: tuple[int, int]
     simd_groups: int = SIMD_GROUPS
@@ -245,7 +245,7 @@ class StreamPlan:
 
 @dataclass(frozen=True, slots=True)
 class StreamShape:
-    """One or two weights of `rows` (the second may be 0) and `columns`, of `types`; `gate` as in `multiply_stream`."""
+    """One or two weights of `rows` (the second may be 0), `columns` and `types`; `gate` as in `Extras`."""
 
     types: tuple[int, int]
     rows: tuple[int, int]
@@ -254,7 +254,7 @@ class StreamShape:
 
     @property
     def unit(self) -> int:
-        """Blocks of a unit, the most of both types."""
+        """Blocks of a unit: the larger number of both types."""
         return 2 if DOUBLE & {*self.types} else 1
 
     @property
@@ -263,7 +263,7 @@ class StreamShape:
         return self.rows[0] // TILE_ROWS, self.rows[1] // TILE_ROWS
 
     def count_tiles(self, plan: StreamPlan) -> int:
-        """Most tiles of a threadgroup."""
+        """Return the most tiles of a threadgroup."""
         shares = zip(self.tiles, plan.groups, strict=True)
         return max(-(-tiles // groups) for tiles, groups in shares if tiles)
 
@@ -274,14 +274,15 @@ class StreamShape:
         return 4 * (BLOCK_COLUMNS // 2 * blocks + 64 + 4 * blocks + -(-blocks // 4) * 4)
 
     def count_room(self, plan: StreamPlan) -> int:
-        """Bytes of a threadgroup's memory: x, the rings and the sums."""
+        """Return the bytes of a threadgroup's memory: x, the rings and the sums."""
         rings = plan.stages * max(STAGE_WORDS[kind] for kind in self.types)
         sums = TILE_ROWS * (-(-self.count_tiles(plan) // plan.simd_groups) + 1)
         return self.row_bytes + 4 * plan.simd_groups * (rings + sums)
 
 
 def plan_stream(shape: StreamShape, processors: int, room_bytes: int) -> StreamPlan | None:
-    """How to stream it on so many multiprocessors with so much memory for a threadgroup; None where it does not go."""
+    """Return a plan to stream weights on `processors` multiprocessors, with `room_bytes` of memory for a threadgroup;
+    None if the kernel cannot do it."""
     fits = all(kind in STAGE_WORDS and not shape.columns % WHOLE_COLUMNS[kind] for kind in shape.types)
     unit = shape.unit * BLOCK_COLUMNS
     if shape.columns % unit and len({kind in DOUBLE for kind in shape.types}) > 1:
@@ -294,13 +295,13 @@ def plan_stream(shape: StreamShape, processors: int, room_bytes: int) -> StreamP
 
 
 def count_bytes(kind: int, columns: int) -> int:
-    """Bytes of so many columns of a row, by the number of the type."""
+    """Return the bytes of `columns` columns of a row, by the number of the type."""
     layout = LAYOUTS[TYPE_NAMES[kind]]
     return columns // layout.block_size * layout.block_bytes
 
 
 def share_groups(shape: StreamShape, processors: int) -> tuple[int, int]:
-    """Threadgroups of each weight, such that the slowest is done soonest."""
+    """Return the threadgroups of each weight, such that the slowest ends soonest."""
     first, second = shape.tiles
     if not second:
         return min(first, processors), 0
@@ -316,7 +317,7 @@ def share_groups(shape: StreamShape, processors: int) -> tuple[int, int]:
 def multiply_stream(
     gpu: Gpu, x: DeviceArray, weights: Weights, extras: Extras, kind: NumberType, plan: StreamPlan
 ) -> DeviceArray:
-    """As `multiply_tiles`, for one row."""
+    """Multiply one row, as `multiply_tiles`."""
     shape = describe(weights, x.shape[1], extras.gate)
     made = shape.rows[0] // 2 if extras.gate else sum(shape.rows)
     (out,) = gpu.launcher.launch(
@@ -338,13 +339,13 @@ def multiply_stream(
 
 
 def describe(weights: Weights, columns: int, gate: int) -> StreamShape:
-    """The shape of one or two weights, each (number of its type, rows, planes)."""
+    """Return the shape of one or two weights, each (number of its type, rows, planes)."""
     first, second = weights[0], weights[-1]
     return StreamShape((first[0], second[0]), (first[1], second[1] if len(weights) == 2 else 0), columns, gate)
 
 
 def make_constants(shape: StreamShape, plan: StreamPlan) -> dict[str, int]:
-    """The constants of the body but THREADS and the extras'."""
+    """Return the constants of the body, except THREADS and those of the extras."""
     return {
         "TYPE_A": shape.types[0],
         "TYPE_B": shape.types[1],

@@ -1,18 +1,18 @@
 """Products with weights of plain numbers by our own kernels: the plans, and the launches.
 
-- A few rows times 16-bit floats are streamed through the threadgroups' memory (`multiply_floats`). As many threadgroups
-  as the device has multiprocessors share the rows out, and each runs once. What they first read of a weight is under
-  way before the launch in front has ended. What a SIMD-group needs of x stays in registers; where that is too much,
-  threadgroups share the columns of the same rows, and whoever reads the result adds the shares up.
-- Many rows go on the matrix units that read the threadgroups' memory (CUDA, sm_90a): `multiply_panels`. Boxes of the
-  weight and of x pass through rings there; the weight is asked for before the launch in front has ended. There is one
-  threadgroup to a multiprocessor, so sums of few outputs come in shares of the inputs, which a norm adds up. Only
-  recorded steps do it, whose addresses are known.
-- Few outputs in 32 bits, as a router has them: a threadgroup for some rows and outputs, all columns at once
-  (`multiply_wide`). Such a weight is small, so what counts is that many threadgroups ask for all of it at the same
-  time, and before the launch in front has ended.
+- A few rows times 16-bit floats: the weight is streamed through the threadgroups' memory (`multiply_floats`). As many
+  threadgroups as the device has multiprocessors share the rows, and each runs once. They begin to load their weight
+  before the previous launch has ended. A SIMD-group keeps its columns of x in registers; if these are too many,
+  threadgroups share the columns of the same rows, and the reader of the result adds the shares up.
+- Many rows: on the matrix units that read the threadgroups' memory (CUDA, sm_90a), by `multiply_panels`. Boxes of the
+  weight and of x pass through rings there; the weight is loaded before the previous launch has ended. There is one
+  threadgroup to a multiprocessor, so products with few outputs come in shares of the inputs, which a norm adds up. Only
+  recorded steps use it, as they know the addresses.
+- Few outputs in 32 bits, as of a router: a threadgroup for some rows and outputs, all columns at once
+  (`multiply_wide`). Such a weight is small, so it matters most that many threadgroups load it at the same time, before
+  the previous launch has ended.
 
-Knows no deferred results.
+This module knows no deferred results.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ PIECE_ROWS, PIECE_COLUMNS, PIECE_BYTES = 16, 64, 2048
 TILE_TOKENS = 8
 MAX_STREAMED = 16
 SIMD_GROUPS = 8
-STAGES = 10  # pieces of a SIMD-group under way: attention finds a place beside them
-MAX_UNITS = (64, 12, 8)  # pieces of a tile that a SIMD-group holds x for: of one row, of eight, of 16
+STAGES = 10  # pieces of a SIMD-group being loaded; this leaves memory for attention beside them
+MAX_UNITS = (64, 12, 8)  # most pieces for which a SIMD-group holds x: of one row, of eight, of 16
 STREAM_SHARES = (1, 2, 4)
 
 
 @dataclass(frozen=True, slots=True)
 class FloatsPlan:
-    """`groups` threadgroups for the rows, times `shares` for the columns; `tiles` of eight tokens, 0 for one token."""
+    """A plan of `groups` threadgroups for rows times `shares` for columns; `tiles` of eight tokens, 0 for one token."""
 
     groups: int
     shares: int
@@ -63,9 +63,10 @@ class FloatsPlan:
 def plan_floats(
     tokens: int, outputs: int, inputs: int, processors: int, room_bytes: int, *, shared: bool
 ) -> FloatsPlan | None:
-    """How to stream it on so many multiprocessors with so much memory for a threadgroup; None where it does not go.
+    """Return a plan to stream a weight on `processors` multiprocessors; None if the kernel cannot do it.
 
-    `outputs` are those that are made, `shared` says whether shares of the columns may be left to add up.
+    `room_bytes` is the memory of a threadgroup, `outputs` the number of results (after a gate); `shared` is True if the
+    result may be shares, to be added up.
     """
     if tokens > MAX_STREAMED or not processors or outputs * processors >= 2**31:
         return None
@@ -79,7 +80,7 @@ def plan_floats(
 
 
 def make_constants(plan: FloatsPlan, rows: int, inputs: int) -> dict[str, int]:
-    """The constants of the body but THREADS and the extras'."""
+    """Return the constants of the body, except THREADS and those of the extras."""
     return {
         "ROWS": rows,
         "INPUTS": inputs,
@@ -94,9 +95,9 @@ def make_constants(plan: FloatsPlan, rows: int, inputs: int) -> dict[str, int]:
 def multiply_floats(
     gpu: Gpu, x: DeviceArray, weight: DeviceArray, extras: Extras, kind: NumberType, plan: FloatsPlan
 ) -> DeviceArray:
-    """x (tokens, inputs) times `weight` (outputs, inputs): (tokens, outputs) of type `kind`, or shares of it in front.
+    """Multiply x (tokens, inputs) by `weight` (outputs, inputs): (tokens, outputs) of type `kind`.
 
-    A norm is for one row.
+    With several shares, these are an additional first axis. Only a single row can be normed.
     """
     (tokens, inputs), rows = x.shape, weight.shape[0]
     made = rows // 2 if extras.gate else rows
@@ -123,23 +124,23 @@ PANELS = Kernel(
     boxed=("x", "weights"),
     cuda_only=True,
 )
-MIN_PANEL_TOKENS, MAX_PANEL_TOKENS, MAX_SUM_TOKENS = 17, 128, 64  # where it was faster than the library
+MIN_PANEL_TOKENS, MAX_PANEL_TOKENS, MAX_SUM_TOKENS = 17, 128, 64  # between these it was faster than the library
 PANEL_TOKENS, TILE_ROWS = 64, 8
-WIDTHS = (112, 128, 96, 64, 48)  # columns of a product on the matrix units, as cuda/rings.h has them
+WIDTHS = (112, 128, 96, 64, 48)  # columns of a product on the matrix units, as in cuda/rings.h
 PANEL_SHARES = (1, 2, 4)
 BLOCK_COLUMNS = 64
-PARTS, BLOCKS = 2, 2  # see PanelPlan: 256 bytes of a row are asked for together
+PARTS, BLOCKS = 2, 2  # see PanelPlan: 256 bytes of a row are loaded together
 FOUR = 4  # SIMD-groups that multiply together
-SPARE_BYTES = 3072  # of the threadgroup's memory, for what is not a ring
+SPARE_BYTES = 3072  # bytes of the threadgroup's memory that are not for rings
 MOST_X_STAGES = 8
-FULL = 0.9  # of the multiprocessors' time; with less the library is as fast
+FULL = 0.9  # share of the multiprocessors' time that must be used; with less, the library is as fast
 
 
 @dataclass(frozen=True, slots=True)
 class PanelPlan:
-    """`groups` threadgroups of `parts` (1 or 2) parts of `width` columns for each of `shares` of the inputs.
+    """A plan of `groups` threadgroups for each of `shares` of the inputs; each has `parts` (1 or 2) of `width` columns.
 
-    `stages` slots of the ring hold `blocks` blocks of 64 columns of a part, `x_stages` one block of x.
+    Each of the ring's `stages` slots holds `blocks` blocks of 64 columns of a part, each of `x_stages` one block of x.
     """
 
     width: int
@@ -151,21 +152,22 @@ class PanelPlan:
     parts: int = PARTS
 
     def count_readers(self, tokens: int) -> int:
-        """SIMD-groups that multiply: four for each part, or for 64 tokens."""
+        """Return the number of SIMD-groups that multiply: four for each part, or for 64 tokens if that is more."""
         return FOUR * max(self.parts, pad_tokens(tokens) // PANEL_TOKENS)
 
     def count_room(self, tokens: int) -> int:
-        """Bytes of a threadgroup's memory."""
+        """Return the bytes of a threadgroup's memory."""
         rows = self.stages * self.blocks * self.width + self.x_stages * pad_tokens(tokens)
         return 2 * BLOCK_COLUMNS * rows
 
 
 def plan_panels(tokens: int, rows: int, columns: int, gate: int, processors: int, room_bytes: int) -> PanelPlan | None:
-    """How to multiply by a weight (rows, columns), without a gate in shares; None where the library is better."""
+    """Return a plan to multiply by a weight (rows, columns), in shares if there is no gate; None if the library is
+    better."""
     most = MAX_PANEL_TOKENS if gate else MAX_SUM_TOKENS
     if not MIN_PANEL_TOKENS <= tokens <= most or tokens % TILE_ROWS or rows % (2 * TILE_ROWS):
         return None
-    for parts in (PARTS, 1) if gate else (PARTS,):  # one where two leave too much idle, as with a share of the features
+    for parts in (PARTS, 1) if gate else (PARTS,):  # one if two leave too much idle, as with a share of the features
         found = [
             _try_panels(shares, width, parts, rows, gate, processors)
             for shares in ((1,) if gate else PANEL_SHARES)
@@ -181,7 +183,7 @@ def plan_panels(tokens: int, rows: int, columns: int, gate: int, processors: int
 def _try_panels(
     shares: int, width: int, parts: int, rows: int, gate: int, processors: int
 ) -> tuple[float, int, int, int]:
-    """How much of the multiprocessors' time is used; the shares, negative; the width and threadgroups of a share."""
+    """Return the used part of the multiprocessors' time, the negated shares, the width, and a share's threadgroups."""
     made, each = (rows // 2, parts * width // 2) if gate else (rows, parts * width)
     groups = -(-made // each)
     waves = -(-groups * shares // processors) if processors else 0
@@ -191,7 +193,10 @@ def _try_panels(
 def fit_panel_rings(
     tokens: int, width: int, shares: int, groups: int, room_bytes: int, parts: int = PARTS
 ) -> PanelPlan | None:
-    """The plan whose rings fill the memory, a third of it for x, which the cache has; None where that is too little."""
+    """Return the plan whose rings fill the memory, a third of it for x; None if that is too little.
+
+    x has less, as it is in the cache.
+    """
     room, height = room_bytes - SPARE_BYTES, pad_tokens(tokens)
     x_bytes, slot_bytes = 2 * BLOCK_COLUMNS * height, 2 * BLOCK_COLUMNS * BLOCKS * width
     x_stages = min(MOST_X_STAGES, room // (3 * x_bytes) + 1)
@@ -205,16 +210,17 @@ def fit_panel_rings(
 
 
 def pad_tokens(tokens: int) -> int:
-    """Rows of x that are multiplied."""
+    """Return the number of rows of x that are multiplied."""
     return -(-tokens // PANEL_TOKENS) * PANEL_TOKENS
 
 
 def multiply_panels(
     gpu: Gpu, x: DeviceArray, weight: DeviceArray, gate: int, kind: NumberType, plan: PanelPlan
 ) -> DeviceArray:
-    """x (tokens, columns) times weight (rows, columns), of one 16-bit type: (tokens, outputs) of type `kind`.
+    """Multiply x (tokens, columns) by weight (rows, columns), of one 16-bit type: (tokens, outputs) of type `kind`.
 
-    With several shares (shares, tokens, outputs). `gate`, one of GATES: the rows' upper half gates the lower one.
+    With several shares, the result is (shares, tokens, outputs). With `gate`, one of GATES, the upper half of the rows
+    gates the lower one.
     """
     (tokens, columns), rows = x.shape, weight.shape[0]
     outputs = rows // 2 if gate else rows
@@ -256,16 +262,16 @@ WIDE = Kernel(
     ("wide.h",),
     type_names=TYPE_NAMES,
 )
-QUAD = 4  # columns of a lane at a time
+QUAD = 4  # columns that a lane takes at a time
 MAX_OUTPUTS, MAX_COLUMNS = 1024, 8192
-MAX_HELD = 64  # weights of a lane
+MAX_HELD = 64  # most weights that a lane holds
 MIN_SLICES, MAX_SIMD_GROUPS = 4, 16
 
 
 @dataclass(frozen=True, slots=True)
 class WidePlan:
-    """A SIMD-group makes `outputs` of `tokens` (powers of two, at most 32 results), and a threadgroup has `sets` of
-    tokens side by side. `resident` threadgroups fit on a multiprocessor."""
+    """A plan in which a SIMD-group makes `outputs` of `tokens` (powers of two, at most 32 results), and a threadgroup
+    has `sets` of tokens side by side. `resident` threadgroups fit on a multiprocessor."""
 
     outputs: int
     tokens: int
@@ -273,36 +279,36 @@ class WidePlan:
     resident: int = 1
 
     def count_groups(self, tokens: int, rows: int) -> int:
-        """How many threadgroups make `rows` outputs of so many tokens."""
+        """Return the number of threadgroups that make `rows` outputs of `tokens` tokens."""
         return -(-rows // self.outputs) * -(-tokens // (self.tokens * self.sets))
 
     def count_slices(self, columns: int) -> int:
-        """How many SIMD-groups share the columns: few, but so many that none holds too many weights."""
+        """Return the number of SIMD-groups that share the columns: the fewest that need not hold too many weights."""
         slices = MIN_SLICES
         while slices < MAX_SIMD_GROUPS and self.outputs * QUAD * -(-columns // (QUAD * LANES * slices)) > MAX_HELD:
             slices *= 2
         return slices
 
 
-# Up to so many tokens, usually so many. Plans go by these alone, so that a rehearsal meets all of them.
+# (most tokens, usual tokens, plan). Plans depend only on these, so that a rehearsal compiles all of them.
 PLANS = (
     (1, 1, WidePlan(1, 1)),
     (8, 4, WidePlan(2, 4)),
     (64, 32, WidePlan(4, 4, 2, 2)),
     (256, 128, WidePlan(4, 8, 2, 2)),
 )
-MIN_GROUPS = 96  # threadgroups, with which few multiprocessors are idle
+MIN_GROUPS = 96  # threadgroups that leave few multiprocessors idle
 
 
 def can_spread(weights: Weights, columns: int, extras: Extras) -> bool:
-    """Whether `multiply_wide` multiplies by these weights, each (number of its type, rows, bytes)."""
+    """Return True if `multiply_wide` can multiply by these weights, each (number of its type, rows, bytes)."""
     (kind, rows, _), *others = weights
     is_wide = not others and kind == LAYOUTS["f32"].number and not extras.gate
     return is_wide and rows <= MAX_OUTPUTS and columns <= MAX_COLUMNS and columns % QUAD == 0
 
 
 def choose_wide_plan(tokens: int, rows: int) -> WidePlan:
-    """The plan for so many rows of x and outputs: where these are few, smaller parts keep as many threadgroups busy."""
+    """Return the plan for `tokens` rows of x and `rows` outputs; with few outputs, threadgroups make fewer each."""
     _, usual, plan = next((each for each in PLANS if tokens <= each[0]), PLANS[-1])
     while plan.count_groups(usual, rows) < MIN_GROUPS and (plan.sets > 1 or plan.outputs > 1):
         plan = replace(plan, sets=1) if plan.sets > 1 else replace(plan, outputs=plan.outputs // 2)
@@ -312,7 +318,7 @@ def choose_wide_plan(tokens: int, rows: int) -> WidePlan:
 def multiply_wide(
     gpu: Gpu, x: DeviceArray, weight: tuple[int, int, DeviceArray], extras: Extras, kind: NumberType
 ) -> DeviceArray:
-    """As `multiply_rows` does it."""
+    """Multiply by a small weight in 32 bits, as `multiply_rows`."""
     (tokens, columns), (number, rows, raw) = x.shape, weight
     plan = choose_wide_plan(tokens, rows)
     slices = plan.count_slices(columns)

@@ -1,16 +1,17 @@
-"""`linear` on a GPU: which kernel or library multiplies by a weight, and what it does in the same launch.
+"""`linear` on a GPU: the choice of the kernel or library that multiplies, and of the extras in its launch.
 
-- Blocks of a file (`blocks.py`): on matrix units from MIN_TILED to MAX_TILED rows of x, a single row of some types
-  streamed, on Hopper more rows unpacked in registers (`unpacked.py`); without such matrix units up to MAX_ROWS rows,
-  and more on those of an Apple GPU (`squares.py`). Else the weight is expanded, and MLX multiplies (`parts.py`).
+- Blocks of a file (`blocks.py`): on matrix units, MIN_TILED to MAX_TILED rows of x; a single row of some types is
+  streamed; on Hopper, more rows are unpacked in registers (`unpacked.py`). Without such matrix units, up to MAX_ROWS
+  rows, and more on those of an Apple GPU (`squares.py`). Otherwise the weight is expanded, and MLX multiplies
+  (`parts.py`).
 - Floats of 16 bits (`floats.py`): streamed on matrix units, 1 to 16 rows; in recorded steps on Hopper by panels, 17 to
-  128 rows; each where its plan says that it fits and pays. Else a few rows as blocks.
-- Floats of 32 bits that are not as the library takes them (a router's): few outputs by `multiply_wide`.
-- All other floats: the library, which is MLX's matmul, in recorded steps cuBLASLt. Without kernels (MLX on CPU) this is
-  the only way.
+  128 rows; each if its plan fits and pays. Otherwise a few rows as blocks.
+- Floats of 32 bits that the library does not take as they are (a router's): few outputs by `multiply_wide`.
+- All other floats: the library, which is MLX's matmul, or cuBLASLt in recorded steps. Without kernels (MLX on CPU) this
+  is the only way.
 
-A result is deferred where one launch makes it, so that the launch may also do the norm before it, and the gate or the
-sum after it; some leave the sum to the norm that follows, in shares. How weights came to the device `parts.py` knows.
+If one launch makes a result, it is deferred, so that the launch can also do the norm before it, and the gate or the sum
+after it; some leave the sum to the norm that follows, in shares. `parts.py` has the weights' layout on the device.
 """
 
 from __future__ import annotations
@@ -65,19 +66,19 @@ from mlxr.kernels.tensor import DeviceArray
 __all__ = ["linear", "prepare"]
 
 MAX_ROWS = 8
-MAX_FLOAT_ROWS = 2  # a library's products of 16-bit numbers are better from here on,
-MAX_OTHER_ROWS = 4  # but what is not as the library takes it, one weight without bias in the type of x, is not recorded
-MAX_WIDE_ROWS, MAX_WIDE_OUTPUTS = 256, 1024  # those of 32 bits
+MAX_FLOAT_ROWS = 2  # most rows of 16-bit floats; with more, the library is faster
+MAX_OTHER_ROWS = 4  # the same for products that the library cannot record: two weights, a bias, or another type than x
+MAX_WIDE_ROWS, MAX_WIDE_OUTPUTS = 256, 1024  # limits of 32-bit floats
 MIN_TILED, MAX_TILED = 1, 64
 MIN_SQUARED = 5
-MAX_SHARED_OUTPUTS = 8192  # more keep the device busy without
+MAX_SHARED_OUTPUTS = 8192  # more outputs keep the device busy without shares
 SHARES, LIBRARY_COLUMNS = 2, 64
 KERNELS = (ROWS, WIDE, TILES, STREAM, FLOAT_STREAM, PANELS, UNPACKED, UNPACKED_BOXED, FILL, EXPAND, SQUARES)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Normed:
-    """A norm that waits: x (T, n) in f32, and the weight on the device."""
+    """A deferred norm: x (T, n) in f32, and the weight on the device."""
 
     x: DeviceArray
     weight: DeviceArray
@@ -86,8 +87,8 @@ class Normed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """A product that waits; x is an array or a norm. `way` names what computes it: rows, tiles, squares, unpacked,
-    floats or library, in whose place panels may come."""
+    """A deferred product; x is an array or a deferred norm. `way` names what computes it: rows, tiles, squares,
+    unpacked, floats or library (instead of which panels may be used)."""
 
     x: DeviceArray | Normed
     parts: list[Part]
@@ -96,19 +97,19 @@ class Product:
 
     @property
     def tokens(self) -> int:
-        """Number of rows of x."""
+        """The number of rows of x."""
         return (self.x.x if isinstance(self.x, Normed) else self.x).shape[0]
 
     @property
     def array(self) -> DeviceArray:
-        """x, for ways that take no norm."""
+        """x, if it is an array; TypeError if it is a deferred norm, which this way does not take."""
         if isinstance(self.x, Normed):
             raise TypeError(f"a product by {self.way} takes no norm that waits")
         return self.x
 
 
 def linear(ctx: Context, x: Value, weight: LinearWeight) -> Value:
-    """x Wᵀ + b; x in any float type, the result in the type of the activations, perhaps deferred."""
+    """Return x Wᵀ + b in the type of the activations, perhaps deferred; x has any float type."""
     mx, gpu = ctx.gpu.mx, ctx.gpu
     parts, bias = weight.payload
     tokens = x.shape[0]
@@ -117,7 +118,7 @@ def linear(ctx: Context, x: Value, weight: LinearWeight) -> Value:
     way = _find_way(ctx, x, parts, bias)
     if way:
         norms = way == "rows" or (way == "tiles" and can_norm(tokens, weight.in_features))
-        # what is only multiplied by the norm's weight may be too large for f16
+        # this way norms after multiplying by the norm's weight, whose results may be too large for f16
         norms = norms or (way == "floats" and tokens == 1 and parts[0].type_name == "bf16")
         normed = find_parts(x, Normed) if norms else None
         inputs = settle(x) if normed is None else normed
@@ -134,7 +135,7 @@ def linear(ctx: Context, x: Value, weight: LinearWeight) -> Value:
 
 
 def _multiply_parts(ctx: Context, x: DeviceArray, parts: list[Part]) -> DeviceArray:
-    """Each part by itself, those that are expanded together; what the library makes of 16 bits stays so."""
+    """Multiply by each part separately, by parts to be expanded together; 16-bit results of the library stay so."""
     outputs = []
     for way, group in groupby(parts, key=lambda part: _choose_part(ctx, part, x.shape[0])):
         if way == "expanded":
@@ -159,8 +160,8 @@ def _choose_part(ctx: Context, part: Part, tokens: int) -> str:
 def multiply(
     ctx: Context, product: Product, gate: int = 0, residual: DeviceArray | None = None, *, wide: bool = False
 ) -> DeviceArray:
-    """One launch for one or two parts: the product, or gated (by one of GATES), or added to `residual` in f32; `wide`
-    also has what our own kernels make in f32."""
+    """Multiply by one or two parts in one launch: the product, or gated (by one of GATES), or added to `residual` in
+    f32. With `wide`, results of our own kernels are also f32."""
     gpu = ctx.gpu
     plan = _plan_floats(ctx, product, gate=gate) if product.way == "floats" else None
     if product.way == "library" or (product.way == "floats" and plan is None):
@@ -192,8 +193,8 @@ def multiply(
 
 
 def join_product(ctx: Context, x: DeviceArray, other: Value | None) -> tuple[DeviceArray, Summands | None]:
-    """x plus `other`, in f32, and None, where `other` is a product that waits and adds it, or is None; or x and what is
-    still to be added."""
+    """Return x + `other` in f32 and None, if `other` is a deferred product that can add x, or is None; else x and the
+    summands that are still to be added."""
     product, summands = find_parts(other, Product), find_parts(other, Summands)
     if product is not None:
         return _add_product(ctx, product, x)
@@ -203,8 +204,8 @@ def join_product(ctx: Context, x: DeviceArray, other: Value | None) -> tuple[Dev
 
 
 def list_summands(ctx: Context, value: Value) -> DeviceArray:
-    """Compute the arrays whose sum is `value`: of a product that waits in f32, perhaps in shares (shares, rows,
-    columns); of others the array (rows, columns)."""
+    """Return an array whose sum is `value`: for a deferred product in f32, perhaps in shares (shares, rows, columns);
+    otherwise the array (rows, columns)."""
     product, summands = find_parts(value, Product), find_parts(value, Summands)
     if summands is not None and summands.is_plain:
         return summands.array
@@ -215,7 +216,7 @@ def list_summands(ctx: Context, value: Value) -> DeviceArray:
 
 
 def find_dot(value: Value) -> Dot | None:
-    """Find x and weight of `value`, where it is a product that waits and makes one number of each row; else None."""
+    """Return x and weight of `value` if it is a deferred product that makes one number of each row; else None."""
     product = find_parts(value, Product)
     if product is None or not _makes_one(product.parts) or product.bias is not None or isinstance(product.x, Normed):
         return None
@@ -223,7 +224,7 @@ def find_dot(value: Value) -> Dot | None:
 
 
 def _makes_one(parts: list[Part]) -> bool:
-    """Whether the weight is a row of plain numbers that our kernels read."""
+    """Return True if the weight is a single row of plain numbers that our kernels read."""
     return len(parts) == 1 and parts[0].rows == 1 and parts[0].type_name in FLOATS and parts[0].raw is not None
 
 
@@ -237,7 +238,7 @@ def _add_product(ctx: Context, product: Product, x: DeviceArray) -> tuple[Device
 
 
 def _share_product(ctx: Context, product: Product) -> DeviceArray | None:
-    """The product in shares of its inputs, (shares, rows, columns) in f32; None where it is better made as a whole."""
+    """Return the product in shares of its inputs, (shares, rows, columns) in f32; None if it is better made whole."""
     matrix = product.parts[0].upload.array
     if product.way == "unpacked":
         tokens, columns = product.array.shape
@@ -261,12 +262,12 @@ def _share_product(ctx: Context, product: Product) -> DeviceArray | None:
 
 
 def choose_shares(outputs: int, inputs: int) -> int:
-    """Into how many shares of its inputs a library's product is best split, whose sum comes later anyway."""
+    """Return the best number of shares of the inputs for a library's product, whose sum is made later anyway."""
     return SHARES if outputs < MAX_SHARED_OUTPUTS and inputs % (SHARES * LIBRARY_COLUMNS) == 0 else 1
 
 
 def can_gate(ctx: Context, product: Product) -> bool:
-    """Return whether `gate_product` can compute this product."""
+    """Return True if `gate_product` can compute this product."""
     if product.way == "floats":
         return _plan_floats(ctx, product, gate=1) is not None
     if product.way == "unpacked":
@@ -276,7 +277,7 @@ def can_gate(ctx: Context, product: Product) -> bool:
 
 
 def gate_product(ctx: Context, product: Product, kind: str) -> DeviceArray:
-    """act(first half of the product) * second half."""
+    """Return act(first half of the product) * second half."""
     return multiply(ctx, product, gate=GATES[kind])
 
 
@@ -287,7 +288,7 @@ def _list_weights(parts: list[Part]) -> list[tuple[int, int, DeviceArray]]:
 def _plan_unpacked(
     ctx: Context, parts: list[Part], tokens: int, columns: int, *, gate: int = 0, shared: bool = False
 ) -> UnpackPlan | None:
-    """How blocks are unpacked in registers; None where they are not, or where it does not pay."""
+    """Return the plan to unpack blocks in registers; None if that is impossible or does not pay."""
     gpu = ctx.gpu
     if not gpu.has_tiles or gpu.machine is None or not gpu.machine.has_boxes or len(parts) > (1 if gate else 2):
         return None
@@ -298,7 +299,7 @@ def _plan_unpacked(
 
 
 def _plan_panels(ctx: Context, product: Product, gate: int = 0) -> PanelPlan | None:
-    """How our own kernel computes a product of the library; None where it does not, or is no faster."""
+    """Return the plan of our own kernel for a product of the library; None if it cannot do it, or is no faster."""
     gpu, matrix = ctx.gpu, product.parts[0].upload.array
     if (
         gpu.machine is None
@@ -312,7 +313,7 @@ def _plan_panels(ctx: Context, product: Product, gate: int = 0) -> PanelPlan | N
 
 
 def _find_way(ctx: Context, x: Value, parts: list[Part], bias: DeviceArray | None) -> str:
-    """Choose what computes all parts in one launch; empty where nothing does."""
+    """Return the way that computes all parts in one launch; empty if there is none."""
     tokens, columns = x.shape
     if _makes_one(parts):
         return "rows"
@@ -343,7 +344,7 @@ def _takes_squares(ctx: Context, part: Part, tokens: int) -> bool:
 
 
 def _takes_floats(ctx: Context, part: Part, tokens: int, *, shared: bool) -> bool:
-    """Where it goes in shares alone, `shared` says whether another way is there for whoever wants the whole."""
+    """Return True if `multiply_floats` can do it; `shared` allows shares, if another way can make the whole."""
     gpu = ctx.gpu
     if not gpu.has_tiles or part.type_name not in ("f16", "bf16"):
         return False
@@ -359,7 +360,7 @@ def _plan_floats(ctx: Context, product: Product, *, gate: int = 0, shared: bool 
 
 
 def _limit_rows(part: Part, suits_library: bool) -> int:
-    """Up to how many rows floats go to `multiply_rows`."""
+    """Return the most rows of x for which floats go to `multiply_rows`."""
     if part.type_name != "f32":
         return MAX_FLOAT_ROWS if suits_library else MAX_OTHER_ROWS
     if suits_library:
@@ -381,7 +382,7 @@ def _multiply_library(ctx: Context, x: DeviceArray, matrix: DeviceArray) -> Devi
 
 
 def _adds_in_product(ctx: Context, x: DeviceArray, parts: list[Part]) -> bool:
-    """Return whether the library multiplies all of it and may add the bias: in bf16 not where results are wider."""
+    """Return True if the library multiplies all of it and may add the bias; not in bf16 if results are wider."""
     gpu = ctx.gpu
     if len(parts) > 1 or isinstance(x, Buffer) or not gpu.narrow:
         return False
@@ -390,7 +391,7 @@ def _adds_in_product(ctx: Context, x: DeviceArray, parts: list[Part]) -> bool:
 
 
 def _add_in_product(ctx: Context, x: DeviceArray, matrix: DeviceArray, bias: DeviceArray) -> DeviceArray:
-    """x Wᵀ + b by the library, which adds b in 16 bits of its own before it rounds."""
+    """Return x Wᵀ + b by the library, which takes b in 16 bits and adds it before it rounds."""
     gpu, kind = ctx.gpu, matrix.dtype
     return gpu.watch.run_mlx(
         "linear",

@@ -1,14 +1,14 @@
-"""Weights as they lie on a GPU, expanded to plain numbers, and what a product of them may do besides (`Extras`).
+"""Weights in a GPU's memory: their layout, their expansion to plain numbers, and the extras of a product (`Extras`).
 
-Neighbouring tensors of one type are one part, with one bias for the outputs of all. Blocks of a file go there field by
-field in planes, so that a lane reads whole words; floats, and types whose blocks are aligned already, as they are.
-Where there are no kernels (MLX on CPU) blocks are decoded instead. Knows nothing of what multiplies: `gpu.py` reads
-parts, and hands kernels the number of a layout, rows and raw bytes.
+Neighbouring tensors of one type are one part, with one bias for the outputs of all. Blocks of a file are split into
+planes, one for each field, so that a lane reads whole words; floats, and types with aligned blocks, are copied as they
+are. Without kernels (MLX on CPU), blocks are decoded. `gpu.py` decides how to multiply: it reads parts, and hands
+kernels the number of a layout, rows and raw bytes.
 
 For products of many rows, quantised weights are expanded a piece at a time into one scratch array, and MLX multiplies.
-However far MLX's evaluation runs ahead, there is never more than that array: each launch that fills it waits for the
-product before, and each product for the launch, through arrays that MLX knows. (What is written in place it does not
-know.) So the launch also makes zeros, which the product adds, and takes the product before as an input.
+However far MLX's evaluation runs ahead, there is only that one array: each launch that fills it waits for the previous
+product, and each product for its launch, through arrays that MLX tracks, since it does not track what is written in
+place. So the launch also makes zeros, which the product adds, and takes the previous product as an input.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ FLOATS = ("f32", "f16", "bf16")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How blocks.h knows a type: ggml's number, values and bytes of a block, and where in it each plane's field lies.
+    """A type's layout, as in blocks.h: ggml's number, the values and bytes of a block, and the field of each plane.
 
-    `fields` are (offset, bytes), in the order of the planes; without any, blocks stay whole.
+    `fields` are (offset, bytes) in a block, in the order of the planes; without any, blocks stay whole.
     """
 
     number: int
@@ -47,9 +47,9 @@ class Layout:
     fields: tuple[tuple[int, int], ...] = ()
 
 
-_FIELD_BYTES = {"halves": 2, "bytes": 1}  # by kind of a field; all others are words of four
-_ALIGNMENT = 16  # blocks of a multiple of it stay whole
-_FLOAT_COLUMNS = {"f32": 32, "f16": 256, "bf16": 256}  # of what kernels read as one block
+_FIELD_BYTES = {"halves": 2, "bytes": 1}  # bytes of a number by kind of field; all others have words of four
+_ALIGNMENT = 16  # blocks with a multiple of these bytes stay whole
+_FLOAT_COLUMNS = {"f32": 32, "f16": 256, "bf16": 256}  # columns that kernels read as one block
 
 
 def _lay_out(row: WeightType) -> Layout:
@@ -81,7 +81,7 @@ GRIDS = frozenset(name for name in BLOCKS if name.startswith(("iq1", "iq2", "iq3
 class Part:
     """Neighbouring tensors of one type: `upload` holds their planes, or the matrix (rows, columns) of floats.
 
-    `raw` are the bytes that kernels read, None for what they do not multiply.
+    `raw` are the bytes that kernels read; None if no kernel multiplies by them.
     """
 
     type_name: str
@@ -91,20 +91,20 @@ class Part:
 
     @property
     def planes(self) -> DeviceArray:
-        """`raw`, for what kernels multiply."""
+        """`raw`; TypeError if no kernel multiplies by it."""
         if self.raw is None:
             raise TypeError(f"no kernel multiplies by a weight of type {self.type_name} in this form")
         return self.raw
 
 
-Payload = tuple[list[Part], DeviceArray | None]  # and the bias of all outputs, or None
-MOST_APPLE_BYTES = 2**32  # of a weight: kernels count them in 32 bits there, which is several times as fast
+Payload = tuple[list[Part], DeviceArray | None]  # parts, and the bias of all outputs or None
+MOST_APPLE_BYTES = 2**32  # bytes of a weight must be fewer: Apple kernels count in 32 bits, which is much faster
 
 
 def prepare(
     ctx: Context, tensors: Sequence[TensorSource], biases: Sequence[FloatArray | None] | None
 ) -> tuple[Payload, int]:
-    """The parts on the device and their bytes. Raises DeviceError for a type without a kernel."""
+    """Return the parts on the device and their bytes. Raises DeviceError for a type without a kernel."""
     for tensor in tensors:
         if tensor.type_name not in FLOATS and tensor.type_name not in BLOCKS:
             known = ", ".join([*FLOATS, *sorted(BLOCKS)])
@@ -144,13 +144,13 @@ def _make_part(ctx: Context, type_name: str, tensors: list[TensorSource]) -> Par
         return Part(type_name, rows, upload, None)
     raw = upload.array
     if type_name in FLOATS:
-        raw = raw.view(mx.uint8)  # not one long row: MLX counts a dimension in 31 bits
+        raw = raw.view(mx.uint8)  # keep the rows: MLX counts a dimension in 31 bits
         mx.eval(raw)
     return Part(type_name, rows, upload, raw)
 
 
 def arrange_blocks(mx: Mlx, type_name: str, raw: DeviceArray) -> DeviceArray:
-    """Blocks of a file as planes; floats and types whose blocks are aligned as they are."""
+    """Return blocks of a file as planes; floats, and types with aligned blocks, unchanged."""
     layout = LAYOUTS.get(type_name)
     if layout is not None and layout.fields:
         blocks = raw.reshape(-1, layout.block_bytes)
@@ -182,17 +182,17 @@ def _join_biases(
     return joined
 
 
-Weights = list[tuple[int, int, DeviceArray]]  # one or two: number of its type, rows, planes
+Weights = list[tuple[int, int, DeviceArray]]  # one or two weights: number of the type, rows, planes
 GATES: Mapping[str, int] = {kind: code for code, kind in enumerate(get_args(Activation), 1)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Extras:
-    """What one product does besides, in its own launch: a bias, the norm of x before it, a gate or a sum after it.
+    """The extras that a product does in its launch: a bias, the norm of x before it, a gate or a sum after it.
 
-    None and 0 are nothing. Every kernel of products takes the arrays for that behind the weights, and constants say
-    which of them are read. `gate`, one of GATES: the upper half of the outputs gates the lower one.
-    `norm`, weight and epsilon, is of x.
+    None and 0 mean nothing to do. Every kernel of products takes these arrays after the weights, and constants say
+    which of them it reads. With `gate`, one of GATES, the upper half of the outputs gates the lower one. `norm` is the
+    weight and the epsilon of the norm of x.
     """
 
     gate: int = 0
@@ -201,7 +201,7 @@ class Extras:
     residual: DeviceArray | None = None
 
     def list_inputs(self, gpu: Gpu) -> list[DeviceArray]:
-        """The bias, the norm's weight, the residual, and the norm's epsilon; zeros stand for what is not there."""
+        """Return the bias, the norm's weight, the residual and the norm's epsilon, with zeros for unused ones."""
         numbers = gpu.launcher.numbers
         none = numbers(0.0)
         weight, eps = (none, none) if self.norm is None else (self.norm[0], numbers(self.norm[1]))
@@ -210,21 +210,21 @@ class Extras:
 
     @property
     def constants(self) -> dict[str, int]:
-        """What of it a kernel is compiled for."""
+        """The constants for which a kernel is compiled."""
         return flag_extras(
             self.gate, is_normed=self.norm is not None, is_biased=self.bias is not None, adds=self.residual is not None
         )
 
 
 def flag_extras(gate: int, *, is_normed: bool = False, is_biased: bool = False, adds: bool = False) -> dict[str, int]:
-    """`Extras.constants` where there are no arrays yet."""
+    """Return `Extras.constants` without having the arrays."""
     return {"NORM": int(is_normed), "BIAS": int(is_biased), "GATE": gate, "RESIDUAL": int(adds)}
 
 
 SCRATCH_BYTES = 512 * 2**20
-PIECE_ROWS = 256  # pieces of large weights are multiples of it: the library is slow where rows are not aligned
+PIECE_ROWS = 256  # pieces of large weights are multiples of it: the library is slow with unaligned rows
 THREADS, GROUPS = 256, 1056  # eight threadgroups for each of an H200's multiprocessors
-SIMD_GROUPS = 4  # of a threadgroup that picks rows, one row each
+SIMD_GROUPS = 4  # SIMD-groups of a threadgroup that picks rows, one row each
 BLOCK_HEADERS = ("runs.h", "k_blocks.h", "../../core/grids.h", "grid_blocks.h", "blocks.h")  # in this order
 FILL = Kernel(
     "linear_fill",
@@ -247,7 +247,7 @@ EXPAND = Kernel(
 
 
 def multiply_expanded(gpu: Gpu, x: DeviceArray, weights: list[tuple[int, int, DeviceArray]]) -> DeviceArray:
-    """x (tokens, columns) times all rows of some weights, each (number of its type, rows, planes): (tokens, rows)."""
+    """Multiply x (tokens, columns) by some weights, each (number of its type, rows, planes): (tokens, all rows)."""
     mx = gpu.mx
     kind = mx.bfloat16 if gpu.narrow else mx.float32
     columns, outputs = x.shape[1], []
@@ -269,7 +269,7 @@ def multiply_expanded(gpu: Gpu, x: DeviceArray, weights: list[tuple[int, int, De
 
 
 def cut_rows(rows: Sequence[int], most: int) -> list[list[tuple[int, int, int]]]:
-    """Rows of weights that lie behind one another, at most so many at a time: each (weight, first row, end)."""
+    """Cut the rows of consecutive weights into pieces of at most `most` rows, each of (weight, first row, end)."""
     cuts: list[list[tuple[int, int, int]]] = []
     room = 0
     for index, count in enumerate(rows):
@@ -300,20 +300,20 @@ def _fill(gpu: Gpu, number: int, columns: int, inputs: list[DeviceArray], zeros:
 
 
 def _multiply(gpu: Gpu, zeros: DeviceArray, x: DeviceArray, matrix: DeviceArray) -> DeviceArray:
-    """The product waits for what made the zeros, as it adds them to every row, which costs nothing."""
+    """Multiply by the expanded matrix. Adding the zeros costs nothing and makes the product wait for their launch."""
     name = name_product(matrix.dtype)
     return gpu.watch.run_mlx("linear", name, lambda: gpu.mx.addmm(zeros, x, matrix.T), x, matrix)
 
 
 @cache
 def name_product(dtype: NumberType) -> str:
-    """Name MLX's product with a matrix of such numbers for the ledger."""
+    """Return the ledger's name of MLX's product with a matrix of such numbers."""
     kind = name_type(dtype)
     return f"matmul {SHORT_NAMES.get(kind, kind)}"
 
 
 def pick_blocks(ctx: Context, upload: Upload, table: TensorSource, ids: DeviceArray, kind: NumberType) -> DeviceArray:
-    """The rows of an uploaded table that `ids` names as plain numbers, (ids, columns)."""
+    """Return rows `ids` of an uploaded table as plain numbers, (ids, columns)."""
     rows, columns = table.shape
     (out,) = ctx.gpu.launcher.launch(
         EXPAND,

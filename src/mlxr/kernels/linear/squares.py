@@ -1,8 +1,8 @@
 """Products with blocks on an Apple GPU's matrix units of 8 x 8 numbers (`simdgroup_matrix`): from five rows on.
 
-A threadgroup unpacks a run of its rows of the weight once for all of its rows of x. With more of these it unpacks less
-often, and each number that it reads of its memory is used more often; with few, registers are saved. Knows nothing of
-when it pays.
+A threadgroup unpacks a run of its rows of the weight once for all of its rows of x. With more rows of x it unpacks less
+often, and uses each number read from its memory more often; with few, it saves registers. `gpu.py` decides when to use
+these products.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ SIDE = 8
 
 @dataclass(frozen=True, slots=True)
 class SquarePlan:
-    """Squares of a SIMD-group, of the weight's rows times those of x, and how many SIMD-groups there are, of which
-    `row_simds` have rows of the weight of their own."""
+    """The shape of a threadgroup: a SIMD-group makes `row_squares` squares of the weight's rows times `token_squares`
+    of x's; the `simd_groups` are split by rows of the weight into `row_simds`."""
 
     row_squares: int
     token_squares: int
@@ -40,7 +40,7 @@ class SquarePlan:
 
     @property
     def rows(self) -> int:
-        """Rows of the weight of a threadgroup, of which half are gates where there is one."""
+        """Rows of the weight of a threadgroup; with a gate, half of them are gates."""
         return SIDE * self.row_squares * self.row_simds
 
     @property
@@ -50,18 +50,18 @@ class SquarePlan:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of a threadgroup's memory: scales and offsets, a run of each row in f16, and one of x in f32, where
-        sums go at the end."""
+        """Bytes of a threadgroup's memory: scales and offsets, a run of each row in f16, and one of x in f32, which is
+        used for sums at the end."""
         turned = SIDE * SIDE * self.row_squares * self.simd_groups
         return 512 * self.simd_groups + 64 * self.rows + 4 * max(32 * self.tokens, turned)
 
     @property
     def constants(self) -> dict[str, int]:
-        """Which of it a kernel is compiled for."""
+        """The constants for which a kernel is compiled."""
         return {"ROW_SQUARES": self.row_squares, "TOKEN_SQUARES": self.token_squares, "ROW_SIMDS": self.row_simds}
 
     def count_groups(self, rows: tuple[int, int], gate: int) -> int:
-        """Threadgroups that it takes for the rows of one or two weights."""
+        """Return the number of threadgroups for the rows of one or two weights."""
         if gate:
             return -(-rows[0] // self.rows)
         return sum(-(-count // self.rows) for count in rows)
@@ -71,16 +71,17 @@ PLANS = tuple(SquarePlan(*row) for row in ((2, 1, 4, 4), (2, 2, 4, 4), (4, 2, 2,
 
 
 def choose_squares(tokens: int) -> SquarePlan:
-    """The plan for so many rows of x, which takes all of them at once as far as there is one."""
+    """Return the smallest plan that takes all `tokens` rows of x at once, or the largest plan."""
     return next((plan for plan in PLANS if plan.tokens >= tokens), PLANS[-1])
 
 
 def multiply_squares(
     gpu: Gpu, x: DeviceArray, weights: Weights, extras: Extras, kind: NumberType, plan: SquarePlan | None = None
 ) -> DeviceArray:
-    """One launch for one or two weights, each (number of its type, rows, planes): out (tokens, outputs) of type `kind`.
+    """Multiply x by one or two weights in one launch: (tokens, outputs) of type `kind`.
 
-    x is (tokens, columns) of any type of floats, and is not normed. `plan` is chosen unless given.
+    A weight is (number of its type, rows, planes). x is (tokens, columns) of any type of floats, and is not normed.
+    `plan` is chosen unless given.
     """
     (tokens, columns), first, second = x.shape, weights[0], weights[-1]
     rows = first[1], (second[1] if len(weights) == 2 else 0)

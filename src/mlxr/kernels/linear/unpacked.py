@@ -1,7 +1,7 @@
-"""Some rows times a weight in blocks, unpacked in registers on its way to the matrix units (CUDA, sm_90a).
+"""Products of some rows with a weight in blocks, unpacked in registers on its way to the matrix units (CUDA, sm_90a).
 
-A weight is unpacked once for up to 256 rows of x, which pass through the threadgroup's memory. Knows no deferred
-results.
+A weight is unpacked once for up to 256 rows of x, which pass through the threadgroup's memory. This module knows no
+deferred results.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ UNPACKED = Kernel(
     type_names=TYPE_NAMES,
     cuda_only=True,
 )
-UNPACKED_BOXED = replace(UNPACKED, name="linear_unpacked_boxed", boxed=("x",))  # recorded steps alone know boxes
+UNPACKED_BOXED = replace(UNPACKED, name="linear_unpacked_boxed", boxed=("x",))  # only recorded steps have boxes
 UNIT_COLUMNS, UNIT_ROWS, SLOT_COLUMNS = 256, 16, 64
-MIN_TOKENS, MAX_TOKENS = 17, 256  # with more it pays to expand the weight
-SPARE_BYTES = 2048  # of the threadgroup's memory, for what is not a ring
+MIN_TOKENS, MAX_TOKENS = 17, 256  # with more tokens it pays to expand the weight
+SPARE_BYTES = 2048  # bytes of the threadgroup's memory that are not for rings
 UNIT_TIMES = {
     32: {(1, 1): 1.3, (2, 1): 1.9, (2, 2): 3.3, (4, 1): 2.9},
     64: {(1, 1): 1.6, (2, 1): 2.2, (2, 2): 3.6, (4, 1): 3.5},
@@ -42,7 +42,7 @@ REGISTERS = (232, 40)
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """As unpacked.h has it: words of a unit in the ring, and of its table of scales."""
+    """The words of a unit in the ring, and of its table of scales, as in unpacked.h."""
 
     unit_words: int
     table_words: int
@@ -50,7 +50,7 @@ class Packing:
 
 _SHIFTED = frozenset(("q4_1", "q5_1", "q2_k", "q4_k", "q5_k", "affine4_32", "affine4_64", "affine8_32", "affine8_64"))
 _SHARED = frozenset(("q4_k", "q5_k", "affine4_64", "affine8_64"))  # two runs have the same scales
-_PADDED = {"q3_k": 2, "q6_k": 2}  # planes whose rows are kept apart in the banks, where it is not the first one alone
+_PADDED = {"q3_k": 2, "q6_k": 2}  # number of planes whose rows are padded to differ in banks, if it is not 1
 
 
 def _pack(name: str, layout: Layout) -> Packing:
@@ -74,13 +74,13 @@ CUT = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class UnpackPlan:
-    """How a threadgroup works: `parts` times four SIMD-groups make `held` tiles of 64 rows each for `width` tokens.
+    """The work of a threadgroup: `parts` times four SIMD-groups make `held` tiles of 64 rows each for `width` tokens.
 
-    `shares` of the inputs go to threadgroups of their own. `stages` units of each SIMD-group and `x_stages` slots of 64
-    columns of x are in rings; `fillers` SIMD-groups bring x, and `ahead` slots of it are under way. `depth` 1: products
-    of one step are under way while the next one is unpacked. `registers` are those of a thread that multiplies and of
-    one that brings x, where they share them out by themselves. `spread` 1: threadgroups begin at different columns.
-    `boxed` 1: where a launch knows boxes, one lane brings x in such, and `ahead` does not count.
+    The inputs are split into `shares`, each with its own threadgroups. Rings hold `stages` units of each SIMD-group and
+    `x_stages` slots of 64 columns of x; `fillers` SIMD-groups load x, `ahead` slots in advance. With `depth` 1,
+    products of one step run while the next one is unpacked. `registers` are those of a thread that multiplies and of
+    one that loads x, if the kernel shares them out itself. With `spread` 1, threadgroups begin at different columns.
+    With `boxed` 1, one lane loads x in boxes in launches that have them, and `ahead` does not count.
     """
 
     width: int
@@ -97,16 +97,16 @@ class UnpackPlan:
     boxed: int = 1  # 5 to 8 % faster there
 
     def count_made(self, is_gated: bool) -> int:
-        """Outputs of a threadgroup."""
+        """Return the number of outputs of a threadgroup."""
         return 4 * self.parts * self.held * (UNIT_ROWS // 2 if is_gated else UNIT_ROWS)
 
     def count_groups(self, shape: UnpackShape, tokens: int) -> tuple[int, int, int]:
-        """Threadgroups: for tokens, for rows, for shares."""
+        """Return the numbers of threadgroups by tokens, by rows and by shares."""
         each = self.count_made(shape.gate != 0)
         return -(-tokens // self.width), sum(-(-made // each) for made in shape.made), self.shares
 
     def count_room(self, types: tuple[int, int], is_gated: bool) -> int:
-        """Bytes of a threadgroup's memory: the rings, or the results."""
+        """Return the bytes of a threadgroup's memory: the rings, or the results if these are larger."""
         own = max(self.held * (self.stages * PACKINGS[kind].unit_words + PACKINGS[kind].table_words) for kind in types)
         rings = self.x_stages * self.width * SLOT_COLUMNS // 2 + 4 * self.parts * own
         return 4 * max(rings, self.width * (self.count_made(is_gated) + 4))
@@ -114,7 +114,7 @@ class UnpackPlan:
 
 @dataclass(frozen=True, slots=True)
 class UnpackShape:
-    """One or two weights of `rows` (the second may be 0) and `columns`, of `types`; with `gate` as `Extras` has it."""
+    """One or two weights of `rows` (the second may be 0), `columns` and `types`; `gate` as in `Extras`."""
 
     types: tuple[int, int]
     rows: tuple[int, int]
@@ -123,14 +123,14 @@ class UnpackShape:
 
     @property
     def made(self) -> tuple[int, int]:
-        """How many outputs each weight makes."""
+        """The number of outputs of each weight."""
         return (self.rows[0] // 2 if self.gate else self.rows[0]), self.rows[1]
 
 
 def plan_unpacked(
     shape: UnpackShape, tokens: int, processors: int, room_bytes: int, *, shared: bool = False
 ) -> UnpackPlan | None:
-    """The plan that should be fastest, with several shares only if `shared`; None where it does not go."""
+    """Return the plan that should be fastest, with several shares only if `shared`; None if the kernel cannot do it."""
     if not MIN_TOKENS <= tokens <= MAX_TOKENS or not processors or shape.columns < UNIT_COLUMNS:
         return None
     if shape.columns % (SLOT_COLUMNS if set(shape.types) <= CUT else UNIT_COLUMNS):
@@ -159,7 +159,7 @@ def _fit_rings(
 
 
 def _guess_time(shape: UnpackShape, plan: UnpackPlan, tokens: int, processors: int) -> float:
-    """Microseconds, by what units took when they were measured; starting takes as long as two of them."""
+    """Return the microseconds that a plan should take, from measured times of units; starting takes as long as two."""
     blocks, rows, shares = plan.count_groups(shape, tokens)
     units = -(-shape.columns // UNIT_COLUMNS) / shares + 2
     return -(-blocks * rows * shares // processors) * units * UNIT_TIMES[plan.width][plan.parts, plan.held]
@@ -173,7 +173,7 @@ def multiply_unpacked(
     kind: NumberType,
     plan: UnpackPlan,
 ) -> DeviceArray:
-    """As `multiply_tiles`, of x in bf16; with several shares (shares, tokens, outputs), to be added up."""
+    """Multiply x in bf16, as `multiply_tiles`; with several shares, (shares, tokens, outputs) to be added up."""
     tokens, shape = x.shape[0], describe(weights, x.shape[1], extras.gate)
     made, columns = sum(shape.made), x.shape[1]
     boxed = plan.boxed and (gpu.is_recording or gpu.emulates)
@@ -192,13 +192,13 @@ def multiply_unpacked(
 
 
 def describe(weights: list[tuple[int, int, DeviceArray]], columns: int, gate: int) -> UnpackShape:
-    """The shape of one or two weights, each (number of its type, rows, planes)."""
+    """Return the shape of one or two weights, each (number of its type, rows, planes)."""
     first, second = weights[0], weights[-1]
     return UnpackShape((first[0], second[0]), (first[1], second[1] if len(weights) == 2 else 0), columns, gate)
 
 
 def make_constants(shape: UnpackShape, plan: UnpackPlan) -> dict[str, int]:
-    """The constants of the body but THREADS and the extras'."""
+    """Return the constants of the body, except THREADS and those of the extras."""
     return {
         "TYPE_A": shape.types[0],
         "TYPE_B": shape.types[1],

@@ -1,8 +1,8 @@
 """Low-rank updates of a product (LoRA, Hu et al. 2021, arXiv:2106.09685): y += scale * B (A x), for chosen rows.
 
-They are added in f32 after the exact product of the weight. On the CPU the sums of a row have one order, so its bits do
-not depend on the rows beside it, on their adapters, or on threads and instruction sets. Matrices keep the 16 bits of
-each number where these say all of it, and are multiplied as f32.
+They are added in f32 after the product with the unchanged weight. On the CPU the sums of a row have one order, so its
+bits do not depend on other rows, their adapters, threads and instruction sets. Matrices are kept in 16 bits if that is
+exact, and multiplied as f32.
 """
 
 # ruff: noqa: ARG001 -- every implementation takes the context
@@ -28,10 +28,7 @@ Numbers = npt.NDArray[Any]  # f32, f16, or bf16 as uint16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoraPart:
-    """The update of some outputs of a weight: `a` (rank, in_features), `b` (outputs, rank), both float32.
-
-    The outputs are those from `first` on.
-    """
+    """The update of a weight's outputs from `first` on: `a` (rank, in_features), `b` (outputs, rank), both float32."""
 
     first: int
     a: FloatArray
@@ -41,7 +38,7 @@ class LoraPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TablePart:
-    """The update of a table of embeddings: that of row i is scale * rows[i] b.
+    """The update of an embedding table: row i gets scale * rows[i] b.
 
     `rows` (vocabulary, rank) and `b` (rank, columns) are float32.
     """
@@ -56,10 +53,10 @@ Parts = Mapping[LinearWeight, Sequence[LoraPart]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdapterWeights:
-    """The updates of an adapter, ready to be added: `weights` are those that it has some for.
+    """The updates of an adapter, ready to be added: `weights` are those that it updates.
 
-    `looked_up` (vocabulary, rank) is what a table's update looks up by the token, or None; `payload` is what the
-    implementation knows that made it, and `nbytes` what all of it holds in memory.
+    `looked_up` (vocabulary, rank) are the rows of a table's update, or None; only the implementation that made
+    `payload` knows what it is; `nbytes` are the bytes of all in memory.
     """
 
     weights: frozenset[LinearWeight]
@@ -70,24 +67,24 @@ class AdapterWeights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdapterRows:
-    """The `rows` (n,) of a batch, int32 and ascending, that one adapter updates, `factor` times."""
+    """The `rows` (n,) of a batch, int32 and ascending, that one adapter updates; updates are multiplied by `factor`."""
 
     rows: IntArray
     updates: AdapterWeights
     factor: float = 1.0
 
     def multiply(self, scale: float) -> float:
-        """The factor times the scale of an update, as f32 has it."""
+        """Return the factor times the scale of an update, computed in f32."""
         return float(np.float32(scale) * np.float32(self.factor))
 
     def look_up(self, token_ids: IntArray) -> FloatArray | None:
-        """(n, rank) numbers for the tokens of these rows, of a batch's `token_ids`; None without a table's update."""
+        """Return the table update's numbers (n, rank) for these rows of `token_ids`; None without such an update."""
         table = self.updates.looked_up
         return None if table is None else widen(table[token_ids[self.rows]])
 
 
 def prepare(ctx: Context, parts: Parts, table: TablePart | None = None) -> AdapterWeights:
-    """Lay the updates of weights, and of the table of embeddings, out for the device.
+    """Lay out the updates of weights, and of the embedding table, for the device.
 
     Raises ValueError for shapes that do not fit and for ranks above MAX_RANK.
     """
@@ -105,18 +102,18 @@ def prepare(ctx: Context, parts: Parts, table: TablePart | None = None) -> Adapt
 
 
 def list_rows(ranges: Sequence[tuple[int, int]]) -> IntArray:
-    """All rows of the ranges [first, last), which rise."""
+    """Return all rows of the ascending ranges [first, last)."""
     return np.concatenate([np.arange(first, last, dtype=np.int32) for first, last in ranges])
 
 
 def choose_rows(adapters: Sequence[AdapterRows], chosen: IntArray) -> list[AdapterRows]:
-    """The same of the `chosen` rows alone, by their places there; adapters that have none of them are left out."""
+    """Return the adapters of only the `chosen` rows, by index in `chosen`; adapters without any are left out."""
     placed = [(np.flatnonzero(np.isin(chosen, one.rows)).astype(np.int32), one) for one in adapters]
     return [replace(one, rows=rows) for rows, one in placed if len(rows)]
 
 
 def narrow(*matrices: FloatArray) -> list[Numbers]:
-    """The same numbers in the narrowest type that holds each exactly: bf16 (as uint16), f16 or f32."""
+    """Return the matrices in the narrowest type that holds all numbers exactly: bf16 (as uint16), f16 or f32."""
     words = [np.ascontiguousarray(matrix, np.float32).view(np.uint32) for matrix in matrices]
     if not any((word & 0xFFFF).any() for word in words):
         return [(word >> 16).astype(BFLOAT16) for word in words]
@@ -137,10 +134,10 @@ def widen(numbers: Numbers) -> FloatArray:
 def add_lora(
     ctx: Context, x: FloatArray, out: FloatArray, weight: LinearWeight, adapters: Sequence[AdapterRows]
 ) -> FloatArray:
-    """`out` (T, out_features), the product of x (T, in_features), with the updates of `adapters` added to their rows.
+    """Return `out` (T, out_features), the product of x (T, in_features), with adapters' updates added to their rows.
 
-    `out` is taken over: its memory may be written. A row may be that of several adapters, whose updates are added in
-    their order, one after another. Raises ValueError for shapes that do not fit.
+    The memory of `out` may be overwritten. A row may have several adapters, whose updates are added in order. Raises
+    ValueError for shapes that do not fit.
     """
     chosen = [one for one in adapters if weight in one.updates.weights]
     if not chosen:
@@ -156,7 +153,7 @@ def add_lora(
 
 
 def add_lora_rows(ctx: Context, token_ids: IntArray, out: FloatArray, adapters: Sequence[AdapterRows]) -> FloatArray:
-    """`out` (T, columns), the embeddings of `token_ids` (T,), with the updates of their table; else as `add_lora`."""
+    """Return `out` (T, columns), the embeddings of `token_ids` (T,), with the table's updates; else as `add_lora`."""
     chosen = [(one, looked_up) for one in adapters if (looked_up := one.look_up(token_ids)) is not None]
     if not chosen:
         return out
@@ -183,7 +180,7 @@ def _check_rank(rank: int) -> int:
 
 
 def _prepare_reference(ctx: Context, parts: Parts, table: TablePart | None) -> tuple[Any, int]:
-    """The parts as they are."""
+    """Return the parts unchanged, and their bytes."""
     matrices = [matrix for own in parts.values() for part in own for matrix in (part.a, part.b)]
     return (dict(parts), table), sum(matrix.nbytes for matrix in [*matrices, *([] if table is None else [table.b])])
 
@@ -191,7 +188,7 @@ def _prepare_reference(ctx: Context, parts: Parts, table: TablePart | None) -> t
 def _add_lora_reference(
     ctx: Context, x: FloatArray, out: FloatArray, weight: LinearWeight, adapters: Sequence[AdapterRows]
 ) -> FloatArray:
-    """Update after update, row after row, so that a row's bits do not depend on how many there are."""
+    """Add update after update, row after row, so that a row's bits do not depend on the number of rows."""
     for one in adapters:
         for part in one.updates.payload[0][weight]:
             columns = slice(part.first, part.first + part.b.shape[0])
@@ -203,7 +200,7 @@ def _add_lora_reference(
 def _add_lora_rows_reference(
     ctx: Context, out: FloatArray, adapters: Sequence[tuple[AdapterRows, FloatArray]]
 ) -> FloatArray:
-    """Row after row, in the same way."""
+    """Add a table's updates row after row."""
     for one, looked_up in adapters:
         table = one.updates.payload[1]
         for row, numbers in zip(one.rows, looked_up, strict=True):
@@ -212,7 +209,7 @@ def _add_lora_rows_reference(
 
 
 def _prepare_native(ctx: Context, parts: Parts, table: TablePart | None) -> tuple[NativeAdapter, int]:
-    """The native twin, which has the matrices in tiles and keeps the weights alive."""
+    """Return the native adapter, which has the matrices in tiles and keeps the weights alive, and its bytes."""
     native = ctx.module.Adapter()
     for weight, own in parts.items():
         for part in own:
@@ -225,7 +222,7 @@ def _prepare_native(ctx: Context, parts: Parts, table: TablePart | None) -> tupl
 
 
 def list_native(adapters: Sequence[AdapterRows], token_ids: IntArray | None = None) -> NativeUpdates:
-    """Adapters and their rows as native calls take them, with what is looked up by `token_ids`."""
+    """Return adapters and their rows as native calls take them, with the table's rows for `token_ids`."""
     looked_up = [None if token_ids is None else one.look_up(token_ids) for one in adapters]
     return [(one.updates.payload, one.rows, one.factor, own) for one, own in zip(adapters, looked_up, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Low-rank updates on a GPU: two launches for each, one that makes the ranks of the rows, one that adds them up.
+"""Low-rank updates on a GPU, in two launches each: one multiplies rows by A, one by B and adds the result.
 
 Steps with adapters are not recorded.
 """
@@ -33,7 +33,7 @@ KERNELS = (REDUCE, EXPAND)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Matrices:
-    """An update on the device: `a` (rank, in_features), None of a table; `b` (rank, outputs) for those from `first`."""
+    """An update on the device: `a` (rank, in_features), None for a table; `b` (rank, outputs), outputs from `first`."""
 
     first: int
     a: DeviceArray | None
@@ -43,14 +43,14 @@ class Matrices:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Updates:
-    """Those of each weight, and of the table of embeddings."""
+    """The updates of each weight, and of the embedding table."""
 
     parts: dict[LinearWeight, list[Matrices]]
     table: Matrices | None
 
 
 def prepare(ctx: Context, parts: Parts, table: TablePart | None) -> tuple[Updates, int]:
-    """Bring all matrices to the device."""
+    """Copy all matrices to the device; return them and their bytes."""
     placed: dict[LinearWeight, list[Matrices]] = {weight: [] for weight in parts}
     for weight, own in parts.items():
         for part in own:
@@ -66,7 +66,7 @@ def prepare(ctx: Context, parts: Parts, table: TablePart | None) -> tuple[Update
 def add_lora(
     ctx: Context, x: DeviceArray, out: DeviceArray, weight: LinearWeight, adapters: Sequence[AdapterRows]
 ) -> DeviceArray:
-    """A new array for each update."""
+    """Add the updates; each makes a new array."""
     x, out = settle(x), settle(out)
     for one in adapters:
         for matrices in one.updates.payload.parts[weight]:
@@ -75,7 +75,7 @@ def add_lora(
 
 
 def add_lora_rows(ctx: Context, out: DeviceArray, adapters: Sequence[tuple[AdapterRows, FloatArray]]) -> DeviceArray:
-    """A new array for each adapter."""
+    """Add the updates of the table; each adapter makes a new array."""
     out = settle(out)
     for one, looked_up in adapters:
         out = _expand(ctx, out, one, ctx.gpu.mx.array(looked_up), one.updates.payload.table)
@@ -88,7 +88,7 @@ def _place(ctx: Context, numbers: Numbers) -> DeviceArray:
 
 
 def _reduce(ctx: Context, x: DeviceArray, rows: IntArray, a: DeviceArray) -> DeviceArray:
-    """(n, rank) in f32."""
+    """Return the chosen rows of x times A, (n, rank) in f32."""
     gpu, mx, ranks = ctx.gpu, ctx.gpu.mx, a.shape[0]
     placed = mx.array(np.pad(rows, (0, max(0, MIN_ARRAY - len(rows)))))
     if gpu.launcher is None:
@@ -108,7 +108,7 @@ def _reduce(ctx: Context, x: DeviceArray, rows: IntArray, a: DeviceArray) -> Dev
 def _expand(
     ctx: Context, product: DeviceArray, one: AdapterRows, reduced: DeviceArray, matrices: Matrices
 ) -> DeviceArray:
-    """`product` with what the rows get, in its type."""
+    """Return `product` with the update added to its rows, in its type."""
     gpu, mx, rows, scale = ctx.gpu, ctx.gpu.mx, one.rows, one.multiply(matrices.scale)
     (count, columns), (ranks, made) = product.shape, matrices.b.shape
     if gpu.launcher is None:

@@ -1,8 +1,8 @@
 """A mixture of experts (Shazeer et al. 2017, arXiv:1701.06538): each token is sent to a few of many feed-forward
-blocks, and what these make of it is added up.
+blocks, and their results are added up.
 
-`route` chooses the experts of each token out of its router's logits; `mix` runs them. Both are functions of a token
-alone: what other tokens are routed to the same expert changes no bit on the CPU.
+`route` chooses the experts of each token by its router's logits; `mix` runs them. On the CPU, other tokens that go to
+the same expert change no bit.
 """
 
 # ruff: noqa: ARG001 -- every implementation takes the context and the experts
@@ -31,12 +31,13 @@ SCORINGS: tuple[str, ...] = get_args(Scoring)
 
 @dataclass(frozen=True, slots=True)
 class RoutingRule:
-    """How experts are chosen of a token's logits, and what each one's share is.
+    """The rule by which a token's logits choose experts and their shares.
 
-    Scores are the `softmax` of all logits or the `sigmoid` of each, and shares are the scores of the chosen ones; with
-    `softmax_chosen` logits choose, and shares are the softmax of the chosen logits. With `sparsemixer` (Liu et al.
-    2024, arXiv:2409.12136) logits choose, and the share of each chosen one, m, is its own in the softmax of the logits
-    x that were not chosen before it, without those for which (m - x) / max(|x|, m) is above twice the `jitter`.
+    Scores are the `softmax` of all logits or the `sigmoid` of each; experts with the largest scores are chosen, and
+    shares are their scores. With `softmax_chosen`, the largest logits are chosen, and shares are their softmax. With
+    `sparsemixer` (Liu et al. 2024, arXiv:2409.12136), the largest logits are chosen, and the share of a chosen logit m
+    is its part in the softmax of the logits x that were not chosen before it, without those for which
+    (m - x) / max(|x|, m) is above twice the `jitter`.
     """
 
     used: int
@@ -44,20 +45,20 @@ class RoutingRule:
     renormalises: bool = False  # shares are divided by their sum plus `floor`,
     floor: float = 0.0
     scale: float = 1.0  # and then multiplied by this
-    groups: int = 1  # of equal size that experts stand in; those count whose two best experts have the largest sum
-    groups_used: int = 1  # how many of them
-    jitter: float = 0.0  # that the router was trained with (`sparsemixer`)
+    groups: int = 1  # equal groups of experts, of which only those with the largest sum of their two best scores count
+    groups_used: int = 1  # number of groups that count
+    jitter: float = 0.0  # the jitter of the router's training (`sparsemixer`)
 
     @property
     def gap(self) -> float:
-        """By which part of it a logit may be below the chosen one and have a share (`sparsemixer`)."""
+        """The relative distance below the chosen logit within which logits count (`sparsemixer`)."""
         return 2 * self.jitter
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Router:
-    """A rule, what is added to the scores for the choice alone, `choice_bias` (experts,), and what each expert's share
-    is multiplied by in the end, `expert_scales` (experts,); both may be None."""
+    """A rule; `choice_bias` (experts,), added to the scores only for the choice; and `expert_scales` (experts,),
+    factors of the final shares. Both may be None."""
 
     experts: int
     rule: RoutingRule
@@ -67,10 +68,10 @@ class Router:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Experts:
-    """Feed-forward blocks of one shape: of each one `up`, which is gate and up in one weight or up alone, and `down`.
+    """Feed-forward blocks of one shape: each has `up`, which is gate and up in one weight or only up, and `down`.
 
-    With `slots` so many of them are in memory at a time, the others in their file. What `payload` is only the
-    implementation knows that made it.
+    With `slots`, at most that many experts are in memory at a time, the others in their file. Only the implementation
+    that made `payload` knows what it is.
     """
 
     up: tuple[LinearWeight, ...]
@@ -78,11 +79,11 @@ class Experts:
     activation: Activation
     payload: Any = None
     slots: int | None = None
-    parameters: tuple[float, ...] = ()  # of the activation
+    parameters: tuple[float, ...] = ()  # the activation's numbers
 
     @property
     def is_gated(self) -> bool:
-        """Whether what is activated is a gate."""
+        """True if the activation is applied to a gate."""
         return self.up[0].out_features != self.down[0].in_features
 
     @property
@@ -92,15 +93,16 @@ class Experts:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the weights that are in memory at most at a time."""
+        """The most bytes of weights that are in memory at a time."""
         return self.nbytes if self.slots is None else self.nbytes * self.slots // len(self.up)
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsUse:
-    """What was sent to the experts of a layer so far: `rows` of each one, in so many `steps`.
+    """The use of a layer's experts so far: the `rows` sent to each, in `steps` steps.
 
-    `groups` are the experts that had rows, counted in each step. `reads` are those that were read from the file.
+    `groups` is the number of experts with rows, added up over steps. `reads` is the number of experts read from the
+    file.
     """
 
     rows: tuple[int, ...]
@@ -110,14 +112,14 @@ class ExpertsUse:
 
 
 def expect_experts(experts: int, used: int, tokens: int) -> float:
-    """How many of `experts` so many tokens are sent to if each one takes `used` and all are as likely."""
+    """Return the expected number of `experts` that `tokens` tokens reach, if each takes `used` equally likely ones."""
     return experts * (1 - (1 - used / experts) ** tokens)
 
 
 def make_router(
     experts: int, rule: RoutingRule, choice_bias: FloatArray | None = None, expert_scales: FloatArray | None = None
 ) -> Router:
-    """A router for so many experts. Raises ValueError for a rule that they do not fit."""
+    """Return a router for `experts` experts. Raises ValueError for a rule that does not fit."""
     if not 1 <= rule.used <= experts:
         refuse("make_router", "used", rule.used, f"from 1 to the {experts} experts")
     if rule.scoring not in SCORINGS:
@@ -145,11 +147,11 @@ def make_experts(
     slots: int | None = None,
     parameters: tuple[float, ...] = (),
 ) -> Experts:
-    """Experts out of weights that were prepared for `linear`. Raises ValueError for shapes that do not fit.
+    """Return experts from weights that were prepared for `linear`. Raises ValueError for shapes that do not fit.
 
-    `parameters` are the activation's numbers, for which there are kernels for processors alone (DeviceError).
-    With `slots` the weights were left in their files (`linear.leave`), and so many experts are in memory at a time:
-    those that were used last. The others are read when tokens are sent to them, and change no bit.
+    `parameters` are the activation's numbers; a GPU has no kernels for these (DeviceError). With `slots`, the weights
+    were left in their files (`linear.leave`), and the `slots` experts that were used last are in memory. The others are
+    read when tokens are sent to them, which changes no bit.
     """
     if not up:
         refuse("make_experts", "up", "empty", "a weight for each expert")
@@ -176,8 +178,8 @@ def make_experts(
 
 
 def read_use(ctx: Context, experts: Experts) -> ExpertsUse | None:
-    """Read how many rows each expert got so far, as counted where they run; None where MLX's own operations take the
-    place of kernels. May be called from any thread, on a GPU from the one that computes."""
+    """Return the use of each expert so far, as counted where they run; None if MLX's own operations run instead of
+    kernels. Any thread may call it; on a GPU only the one that computes."""
     _, implementation = READ_USE.pick(ctx.device)
     return implementation(ctx, experts.payload)
 
@@ -185,10 +187,10 @@ def read_use(ctx: Context, experts: Experts) -> ExpertsUse | None:
 def route(
     ctx: Context, logits: FloatArray, router: Router, experts: Experts | None = None
 ) -> tuple[IntArray, FloatArray]:
-    """The numbers of the experts of each token, int32 (T, used), and their shares (T, used), both in order of rank.
+    """Return the numbers of each token's experts, int32 (T, used), and their shares (T, used), both in order of rank.
 
     logits: (T, experts). The expert with the largest score comes first; of equal ones, the one with the lower number.
-    `experts` are those that the tokens will be sent to, as a GPU counts a single one here.
+    `experts` are those to which the tokens will be sent: for a single token, a GPU counts their use here.
     """
     check_floats("route", "logits", logits, 2)
     check_size("route", "columns of logits", logits.shape[1], router.experts)
@@ -206,12 +208,12 @@ def mix(
     experts: Experts,
     adapters: Sequence[AdapterRows] = (),
 ) -> FloatArray:
-    """The sum over the ranks of share times down(act(up(x))) of that rank's expert: (T, hidden).
+    """Return the sum over ranks of share * down(act(up(x))) of that rank's expert: (T, hidden).
 
-    x: (T, hidden); `chosen` and `shares` (T, used) as `route` gives them. The sum begins with the product of rank 0,
-    and each next one is added by a fused multiply-add. `adapters` update the products of their rows' experts, before
-    the activation and after `down`; a GPU takes none that have updates for them. Raises ValueError for shapes that do
-    not fit.
+    x: (T, hidden); `chosen` and `shares` (T, used) are from `route`. The sum begins with the product of rank 0, and
+    each next one is added by a fused multiply-add. `adapters` update the products of their rows' experts, before the
+    activation and after `down`; a GPU takes no adapters that update experts. Raises ValueError for shapes that do not
+    fit.
     """
     check_floats("mix", "x", x, 2)
     check_size("mix", "columns of x", x.shape[1], experts.up[0].in_features)
@@ -229,7 +231,7 @@ def mix(
 
 @dataclass(slots=True)
 class _Counts:
-    """The payload of experts: rows of each, steps, and experts that had rows in these."""
+    """The reference's payload of experts: rows of each, steps, and experts with rows, added up over steps."""
 
     rows: list[int]
     steps: int = 0
@@ -243,19 +245,19 @@ def _prepare_reference(
     activation: Activation,
     parameters: tuple[float, ...],
 ) -> Any:
-    """The counts of what is sent to them; the weights are what runs."""
+    """Return counts of use; the weights themselves run."""
     return _Counts([0] * len(up))
 
 
 def _read_use_reference(ctx: Context, payload: Any) -> ExpertsUse | None:
-    """What was sent to them."""
+    """Return the experts' use."""
     return ExpertsUse(tuple(payload.rows), payload.steps, payload.groups)
 
 
 def _route_reference(
     ctx: Context, logits: FloatArray, router: Router, experts: Experts | None = None
 ) -> tuple[IntArray, FloatArray]:
-    """Choose by score, then take the shares of the chosen in the order of their ranks."""
+    """Choose experts by score, then compute their shares in the order of ranks."""
     rule = router.rule
     scores = _score(logits, rule.scoring)
     worth = scores if router.choice_bias is None else scores + router.choice_bias
@@ -287,7 +289,7 @@ def _mix_reference(
     experts: Experts,
     adapters: Sequence[AdapterRows] = (),
 ) -> FloatArray:
-    """Expert by expert the tokens that are routed to it, then the sum in the order of ranks."""
+    """Run expert by expert the tokens that are routed to it, then sum in the order of ranks."""
     tokens, used = chosen.shape
     made = np.empty((tokens, used, x.shape[1]), np.float32)
     experts.payload.steps += 1
@@ -323,9 +325,9 @@ def _softmax(x: FloatArray) -> FloatArray:
 
 
 def _share_near(logits: FloatArray, chosen: IntArray, gap: np.float32) -> FloatArray:
-    """Of each chosen logit 1 / the sum of e**(x - it) over the logits x that are left and near it, its own among them.
+    """Return for each chosen logit m 1 / sum(e**(x - m)) over the remaining logits x near m, m among them.
 
-    What is no number is not too far, as 0 / 0 where both are 0.
+    If the distance is NaN, as 0 / 0 if both are 0, x counts as near.
     """
     left, shares = logits.copy(), np.empty(chosen.shape, np.float32)
     for rank in range(chosen.shape[1]):
@@ -339,7 +341,7 @@ def _share_near(logits: FloatArray, chosen: IntArray, gap: np.float32) -> FloatA
 
 
 def _drop_groups(worth: FloatArray, groups: int, used: int) -> FloatArray:
-    """The worth of each expert, minus infinity outside the `used` groups whose two best have the largest sum."""
+    """Return the worth of each expert, minus infinity outside the `used` groups whose two best have the largest sum."""
     grouped = worth.reshape(len(worth), groups, -1)
     best = np.sort(grouped, axis=2)[:, :, -2:].sum(axis=2)
     kept = np.argsort(-best, axis=1, kind="stable")[:, :used]
@@ -355,7 +357,7 @@ def _prepare_native(
     activation: Activation,
     parameters: tuple[float, ...],
 ) -> Any:
-    """The native object that holds the weights of the experts."""
+    """Return the native object that holds the experts' weights."""
     native = ctx.module.Experts(activation, parameters)
     for one, other in zip(up, down, strict=True):
         native.append(one.payload, other.payload)
@@ -363,12 +365,12 @@ def _prepare_native(
 
 
 def _read_use_native(ctx: Context, payload: Any) -> ExpertsUse | None:
-    """What was sent to them, as native code counts it."""
+    """Return the experts' use, as native code counts it."""
     return ExpertsUse(*payload.list_use())
 
 
 def make_native_router(ctx: Context, router: Router) -> NativeRouter:
-    """The native twin of a router."""
+    """Return the native form of a router."""
     rule = router.rule
     return ctx.module.Router(
         router.experts,
@@ -388,7 +390,7 @@ def make_native_router(ctx: Context, router: Router) -> NativeRouter:
 def _route_native(
     ctx: Context, logits: FloatArray, router: Router, experts: Experts | None = None
 ) -> tuple[IntArray, FloatArray]:
-    """Numbers and shares of each token's experts; the same bits whatever the other tokens and the instruction set."""
+    """Return numbers and shares of each token's experts; bits do not depend on other tokens and instruction set."""
     shape = len(logits), router.rule.used
     chosen, shares = np.empty(shape, np.int32), np.empty(shape, np.float32)
     ctx.module.route(ctx.native, logits, make_native_router(ctx, router), chosen, shares)
@@ -403,7 +405,7 @@ def _mix_native(
     experts: Experts,
     adapters: Sequence[AdapterRows] = (),
 ) -> FloatArray:
-    """The experts' sum; the bits of a token are those that `linear`, `add_lora` and `activate` give for it alone."""
+    """Return the experts' sum; a token's bits are those of `linear`, `add_lora` and `activate` for that token alone."""
     out = empty(ctx, *x.shape)
     ctx.module.mix(ctx.native, x, chosen, shares, experts.payload, list_native(adapters), out)
     return out

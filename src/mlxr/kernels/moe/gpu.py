@@ -1,8 +1,7 @@
-"""`route` and `mix` on a GPU: two launches of products and one that sorts, none of which the host decides about.
+"""`route` and `mix` on a GPU: two launches of products and one that sorts; the host need not know the chosen experts.
 
-What the experts of a token make is left to be added up by rank, as the shares of a product are: the norm that follows
-does it in passing, with what the shared expert makes. Without kernels, and for columns that these do not take, MLX
-gathers the weights.
+The sum of a token's experts by rank is deferred, as that of a product's shares: the norm that follows adds them up,
+with the shared expert's result. Without kernels, and for columns that these do not take, MLX gathers the weights.
 """
 
 from __future__ import annotations
@@ -60,10 +59,10 @@ SCORINGS = {"softmax": 0, "sigmoid": 1, "softmax_chosen": 2, "sparsemixer": 3}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Payload:
-    """The weights of all experts of a layer, and what was sent to these.
+    """The weights of all experts of a layer, and counts of their use.
 
-    `use` counts launches, experts that had rows in each, and the rows of each expert, in place, as moe/sort.body says:
-    2 + experts numbers of 64 bits, or MIN_ARRAY.
+    `use` counts launches, experts with rows in each, and the rows of each expert, in place, as in moe/sort.body: 2 +
+    experts numbers of 64 bits, at least MIN_ARRAY.
     """
 
     up: Stack
@@ -72,7 +71,7 @@ class Payload:
     experts: int
 
     def suits_kernels(self, gpu: Gpu) -> bool:
-        """Whether our kernels multiply by them."""
+        """Return True if our kernels multiply by them."""
         return can_multiply(gpu, self.up) and can_multiply(gpu, self.down)
 
 
@@ -83,8 +82,8 @@ def prepare_experts(
     activation: Activation,
     parameters: tuple[float, ...],
 ) -> Payload:
-    """The weights of all experts together. Raises DeviceError unless their types are the same, and for an activation
-    with parameters."""
+    """Return the weights of all experts as stacks. Raises DeviceError if their types differ, or if the activation has
+    parameters."""
     if parameters:
         raise DeviceError(
             f"the model's experts have the activation {activation} with numbers of its own, for which there are "
@@ -97,9 +96,9 @@ def prepare_experts(
 
 
 def read_use(ctx: Context, payload: Payload) -> ExpertsUse | None:
-    """Read how many rows each expert got, once all that was started is done; None where MLX itself multiplies.
+    """Return the use of each expert after all started work is done; None if MLX itself multiplies.
 
-    Steps that ran ahead for nothing count, too.
+    Dropped steps that ran ahead count, too.
     """
     if not payload.suits_kernels(ctx.gpu):
         return None
@@ -110,7 +109,7 @@ def read_use(ctx: Context, payload: Payload) -> ExpertsUse | None:
 def route(
     ctx: Context, logits: DeviceArray, router: Router, experts: Experts | None = None
 ) -> tuple[DeviceArray, DeviceArray]:
-    """Choose the experts of each token; one launch, which also counts for `experts` where there is one token."""
+    """Choose the experts of each token in one launch, which also counts the use of `experts` by a single token."""
     gpu, rule, logits = ctx.gpu, router.rule, settle(logits)
     tokens, (bias, scales) = (
         logits.shape[0],
@@ -156,7 +155,7 @@ def mix(
     experts: Experts,
     _adapters: Sequence[AdapterRows] = (),
 ) -> Value:
-    """The sum over the ranks, in f32, which is left to whoever reads it. No adapter updates the experts."""
+    """Return the sum over ranks, in f32, deferred to its reader. No adapter updates the experts."""
     gpu, payload, x = ctx.gpu, experts.payload, settle(x)
     assert isinstance(payload, Payload)
     if not payload.suits_kernels(gpu):
@@ -176,7 +175,7 @@ def mix(
 def route_composed(
     ctx: Context, logits: DeviceArray, router: Router, bias: DeviceArray | None, scales: DeviceArray | None
 ) -> tuple[DeviceArray, DeviceArray]:
-    """As `route` of the reference."""
+    """Choose experts by MLX's operations, as `route` of the reference."""
     mx, rule = ctx.gpu.mx, router.rule
     logits = logits.astype(mx.float32)
     scores = logits
@@ -207,8 +206,10 @@ def route_composed(
 def mix_composed(
     ctx: Context, x: DeviceArray, chosen: DeviceArray, shares: DeviceArray, experts: Experts, payload: Payload
 ) -> DeviceArray:
-    """Every pair of a token and a rank by itself, with the weights that MLX gathers; where one of the two products has
-    weights that our kernels take, such as blocks beside floats of an odd width, it is theirs.
+    """Run every pair of a token and a rank by itself, with weights that MLX gathers.
+
+    If our kernels take the weights of one of the two products, such as blocks beside floats of an odd width, they do
+    that one.
     """
     gpu, mx, (tokens, used) = ctx.gpu, ctx.gpu.mx, chosen.shape
     numbers = chosen.reshape(-1)
@@ -229,7 +230,7 @@ def mix_composed(
 
 
 def gather_products(ctx: Context, operator: str, x: DeviceArray, stack: Stack, numbers: DeviceArray) -> DeviceArray:
-    """Each row of x times the weight of a stack that its number names, with the weights that MLX gathers."""
+    """Multiply each row of x by weight `numbers[row]` of a stack, with weights that MLX gathers."""
     mx = ctx.gpu.mx
 
     def gather() -> DeviceArray:
@@ -259,12 +260,12 @@ def _share_near(mx: Mlx, logits: DeviceArray, chosen: DeviceArray, gap: float) -
 
 
 def _sort_falling(mx: Mlx, values: DeviceArray) -> DeviceArray:
-    """The places of the values, the largest first; of equal ones the first one first."""
+    """Return the indices of the values, the largest first; equal values stay in order."""
     return mx.argsort(_find_ranks(mx, values), axis=1)
 
 
 def _find_ranks(mx: Mlx, values: DeviceArray) -> DeviceArray:
-    """How many values of a row come before each: larger ones, and equal ones to its left."""
+    """Return the number of values of a row before each one: larger ones, and equal ones to its left."""
     places = mx.arange(values.shape[1])
     above, equal = values[:, None, :] > values[:, :, None], values[:, None, :] == values[:, :, None]
     return (above | (equal & (places[None, :] < places[:, None])[None])).astype(mx.int32).sum(axis=2)

@@ -1,20 +1,20 @@
-"""Products of experts by our kernels: how their weights lie, how pairs of a token and a rank form tiles, the launches.
+"""Products of experts by our kernels: the layout of their weights, tiles of pairs of a token and a rank, the launches.
 
-The weights of all experts of a layer are one array for each part, an expert after another. They were put on the GPU
-expert by expert for `linear`. Each one is copied to its place and let go before the next is, so that only one is in
-memory twice; afterwards it is a view of its place, and `linear` multiplies by it as before.
+The weights of all experts of a layer are one array for each part, one expert after another. They were put on the GPU
+expert by expert for `linear`. Each is copied to its place and freed before the next, so that only one is in memory
+twice; afterwards it is a view of its place, and `linear` multiplies by it as before.
 
-A tile is some pairs of one expert. How many it takes at most follows from the batch's shape alone, and so does the
-number of tiles that are launched: nothing waits for the host to see where tokens go. One token has a tile for each
-rank; the pairs of more are sorted by expert, so that a weight is read once for all of a tile. All products open late:
-so the second one, even behind an activation between the two, finds from its start what was chosen.
+A tile is some pairs of one expert. Its largest number of pairs, and the number of tiles launched, depend only on the
+batch's shape: nothing waits for the host to learn where tokens go. One token has a tile for each rank; pairs of several
+tokens are sorted by expert, so that a weight is read once for a whole tile. All products open late (see `Kernel`), so
+that the second one, even after an activation between the two, finds the chosen experts from its start.
 
 Experts with many rows each go by `panels` (CUDA, sm_90a), whose matrix units read the threadgroups' memory: weights and
-picked rows of x pass through one ring there. The rows of a weight are the rows of what is multiplied, and pairs its
-columns, of which a tile takes as many as it has: so an expert's weights are read once for up to a tile's width of
-pairs. One token's experts go by `stream`, through the threadgroups' memory as `linear` streams one weight: the tiles of
-all ranks follow one another, and as many threadgroups as the device has multiprocessors share them out. Those of the
-second product begin to read weights while the first one ends. Knows no deferred results.
+picked rows of x pass through one ring there. There, pairs are the columns of the product, and a tile takes as many as
+it has: so an expert's weights are read once for up to a tile's width of pairs. One token's experts go by `stream`,
+through the threadgroups' memory, as `linear` streams one weight: the tiles of all ranks follow one another, and as many
+threadgroups as the device has multiprocessors share them. Those of the second product begin to read weights while the
+first one ends. This module knows no deferred results.
 """
 
 from __future__ import annotations
@@ -50,15 +50,14 @@ from mlxr.kernels.tensor import DeviceArray, NumberType
 
 ALIGNMENT_BYTES = 16  # kernels read whole words
 
-Shares = DeviceArray | None  # of each token's experts (tokens, used)
+Shares = DeviceArray | None  # shares of each token's experts (tokens, used)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StackedPart:
     """One part of all experts: `array` is (experts, bytes) of blocks or (experts, rows, columns) of floats.
 
-    `raw` are the same bytes as kernels read them, those of an expert `stride` after those of the one before it; None
-    where there are no kernels.
+    `raw` are the same bytes for kernels, with `stride` bytes from one expert to the next; None without kernels.
     """
 
     type_name: str
@@ -79,12 +78,12 @@ class Stack:
     biases: DeviceArray | None
 
     def count_made(self, gate: int) -> int:
-        """Columns of the result."""
+        """Return the number of columns of the result."""
         return self.out_features // 2 if gate else self.out_features
 
 
 def stack_weights(gpu: Gpu, weights: Sequence[LinearWeight]) -> Stack:
-    """Bring the weights of all experts together. Raises DeviceError unless their types are the same."""
+    """Return the weights of all experts as one stack. Raises DeviceError unless their types are the same."""
     kinds = {tuple((part.type_name, part.rows) for part in weight.payload[0]) for weight in weights}
     if len(kinds) > 1 or len({weight.payload[1] is None for weight in weights}) > 1:
         shown = ", ".join(sorted({weight.variant for weight in weights}))
@@ -119,7 +118,7 @@ def _stack_part(gpu: Gpu, weights: Sequence[LinearWeight], index: int) -> Stacke
     all_bytes, stride = _view_bytes(mx, stacked), int(stacked.nbytes) // len(weights)
     used_bytes = stride if is_float else length
     for expert, parts in enumerate(lists):
-        raw = all_bytes[expert * stride : expert * stride + used_bytes]  # of one axis: others would be copied
+        raw = all_bytes[expert * stride : expert * stride + used_bytes]  # one axis: others would be copied
         view = raw.view(dtype).reshape(shape)
         mx.eval(raw, view)
         parts[index] = Part(type_name, rows, Upload(view), raw if has_raw else None)
@@ -169,7 +168,7 @@ SQUARES = Kernel(
     counts_rows=True,
     metal_only=True,
 )
-SQUARE_WIDTHS = ((48, 64), (24, 32), (6, 16))  # from so many pairs for each expert on: pairs of a tile
+SQUARE_WIDTHS = ((48, 64), (24, 32), (6, 16))  # least pairs for each expert, and pairs of a tile
 ITEMS = Kernel(
     "moe_items",
     FOLDER,
@@ -183,24 +182,24 @@ ITEMS = Kernel(
     cuda_only=True,
 )
 SORT = Kernel("moe_sort", FOLDER, "sort.body", ("chosen", "use", "live", "sizes"), ("tiles", "order"), ("same.h",))
-SORT_SECTIONS, FEW_SECTIONS = 32, 8  # of many pairs, and up to FEW_PAIRS
+SORT_SECTIONS, FEW_SECTIONS = 32, 8  # sections of many pairs, and of up to FEW_PAIRS
 FEW_PAIRS = 512
-SORT_COUNTS = 2**12  # of an expert in a section, at most: 16 KiB of the threadgroup's memory
+SORT_COUNTS = 2**12  # most counts, one for each expert and section: 16 KiB of the threadgroup's memory
 MAX_SORT_THREADS = 1024
 FLOAT_RUN = 32  # columns of a lane on matrix units
 ONE_RESIDENT, TABLED_RESIDENT, FEW_RESIDENT = 2, 3, 2  # threadgroups of a multiprocessor: for one pair, or eight
-ONE_AHEAD = False  # whether words of one pair's next step are asked for early; not yet measured on a GPU
-STEP_COLUMNS = 256  # that a SIMD-group takes of a row at a time
-MAX_IDLE = 1.34  # SIMD-groups that there are for each one that has columns to multiply
+ONE_AHEAD = False  # True to load words of one pair's next step early; not yet measured on a GPU
+STEP_COLUMNS = 256  # columns of a row that a SIMD-group takes at a time
+MAX_IDLE = 1.34  # most SIMD-groups for each one that has columns to multiply
 TABLED = frozenset((39,))  # mxfp4, whose words take few registers
-WIDTHS = ((6, 1), (12, 2), (40, 4))  # up to so many pairs for each expert: tiles of eight; more take WIDEST of them
+WIDTHS = ((6, 1), (12, 2), (40, 4))  # most pairs for each expert, and tiles of eight for these; for more, WIDEST
 WIDEST = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tiling:
-    """`count` tiles of up to `width` pairs. `tiles` and `order` are as moe/experts.h says; `order` is None where each
-    tile is one pair. With `panels` they are multiplied as that says."""
+    """`count` tiles of up to `width` pairs. `tiles` and `order` are as in moe/experts.h; `order` is None if each tile
+    is one pair. With `panels`, they are multiplied by that plan."""
 
     tokens: int
     used: int
@@ -211,12 +210,12 @@ class Tiling:
     panels: PanelPlan | None = None
 
     def shape_result(self, made: int, shares: Shares) -> tuple[int, ...]:
-        """The shape of products of so many columns; with shares they are ordered by rank."""
+        """Return the shape of products with `made` columns; with shares they are ordered by rank."""
         return (self.tokens * self.used, made) if shares is None else (self.used, self.tokens, made)
 
 
 def can_multiply(gpu: Gpu, stack: Stack) -> bool:
-    """Whether our kernels multiply by these weights: floats need whole blocks of columns, too."""
+    """Return True if our kernels multiply by these weights: floats need whole blocks of columns, too."""
     if gpu.launcher is None or len(stack.parts) > 2:
         return False
     return all(
@@ -227,14 +226,14 @@ def can_multiply(gpu: Gpu, stack: Stack) -> bool:
 
 
 def takes_squares(gpu: Gpu, *stacks: Stack) -> bool:
-    """Whether matrix units of 8 x 8 multiply by these weights."""
+    """Return True if matrix units of 8 x 8 multiply by these weights."""
     return gpu.has_squares and all(part.type_name in BLOCKS for stack in stacks for part in stack.parts)
 
 
 def choose_width(
     tokens: int, used: int, experts: int, has_tiles: bool, row_width: int = TOKENS[-1], has_squares: bool = False
 ) -> int:
-    """How many pairs a tile takes at most; `row_width` without matrix units."""
+    """Return the most pairs of a tile; `row_width` without matrix units."""
     if tokens == 1:
         return 1
     each = tokens * used / experts
@@ -245,7 +244,7 @@ def choose_width(
 
 
 def count_tiles(tokens: int, used: int, experts: int, width: int) -> int:
-    """The most tiles that so many pairs may form."""
+    """Return the most tiles that tokens * used pairs can form."""
     pairs = tokens * used
     return pairs if pairs <= experts else experts + (pairs - experts) // width
 
@@ -259,7 +258,7 @@ def sort_pairs(
     use: DeviceArray | None = None,
     has_squares: bool = False,
 ) -> Tiling:
-    """Tiles of the pairs in `chosen` (tokens, used); one launch if there are several tokens, which `use` counts."""
+    """Return tiles of the pairs in `chosen` (tokens, used); several tokens take a launch, which counts in `use`."""
     tokens, used = chosen.shape
     width = choose_width(tokens, used, experts, has_tiles, limit_tokens(gpu), has_squares)
     width = width if panels is None else panels.pairs
@@ -287,7 +286,7 @@ def sort_pairs(
 def multiply_experts(
     gpu: Gpu, x: DeviceArray, stack: Stack, tiling: Tiling, gate: int, shares: Shares, kind: NumberType
 ) -> DeviceArray:
-    """Rows of x times the weights of the expert of each pair, plus its bias, gated by `gate` (one of GATES, or 0).
+    """Multiply rows of x by the weights of each pair's expert, add its bias, and apply `gate` (one of GATES, or 0).
 
     x is (tokens, inputs), or (pairs, inputs) if `shares` (tokens, used) are given. The result is (pairs, outputs) of
     type `kind`; with `shares` it is multiplied by them and ordered by rank: (used, tokens, outputs).
@@ -341,7 +340,7 @@ def multiply_experts(
 
 
 def _list_inputs(gpu: Gpu, stack: Stack, shares: Shares) -> list[DeviceArray]:
-    """The biases of all experts, and the shares."""
+    """Return the biases of all experts, and the shares."""
     none = gpu.launcher.numbers(0.0)
     return [none if stack.biases is None else stack.biases, none if shares is None else shares]
 
@@ -351,7 +350,7 @@ def _list_constants(stack: Stack, gate: int, shares: Shares) -> dict[str, int]:
 
 
 def choose_plan(stack: Stack, tiling: Tiling) -> Plan:
-    """How a SIMD-group works. It holds fewer rows of types that take many registers."""
+    """Return the work of a SIMD-group, which holds fewer rows of types that take many registers."""
     split = choose_split(-(-stack.in_features // STEP_COLUMNS))
     types = {LAYOUTS[part.type_name].number for part in stack.parts}
     if tiling.width == 1:
@@ -366,7 +365,7 @@ def choose_plan(stack: Stack, tiling: Tiling) -> Plan:
 
 @dataclass(frozen=True, slots=True)
 class ItemsPlan:
-    """How a SIMD-group works at an item, as `Plan` has it; `simd_groups` of a threadgroup."""
+    """The work of a SIMD-group at an item, as in `Plan`; a threadgroup has `simd_groups`."""
 
     row_tiles: int
     token_tiles: int
@@ -376,7 +375,7 @@ class ItemsPlan:
 
 
 def plan_items(stack: Stack, width: int) -> ItemsPlan:
-    """How to multiply tiles of so many pairs, what was fastest on one H200 (lab/bench/experts.py).
+    """Return the plan for tiles of `width` pairs that was fastest on an H200 (lab/bench/experts.py).
 
     Types that take many registers have one tile of rows, and no words ahead.
     """
@@ -389,9 +388,9 @@ def plan_items(stack: Stack, width: int) -> ItemsPlan:
 def multiply_items(
     gpu: Gpu, x: DeviceArray, stack: Stack, tiling: Tiling, gate: int, shares: Shares, kind: NumberType
 ) -> DeviceArray:
-    """As `multiply_experts` does it, of pairs that were sorted and a stack of one part.
+    """Multiply as `multiply_experts`, for sorted pairs and a stack of one part.
 
-    With `shares` it comes after the experts' first product, which let it in when the pairs had been sorted.
+    With `shares` it is the experts' second product: the first one let it start when the pairs had been sorted.
     """
     assert tiling.order is not None  # pairs were sorted
     plan, part = plan_items(stack, tiling.width), stack.parts[0]
@@ -423,7 +422,7 @@ def multiply_items(
 
 
 def choose_split(steps: int) -> int:
-    """How many SIMD-groups share the columns of a row, which are so many steps of one: many, of which few are idle."""
+    """Return the SIMD-groups that share a row's columns, which take one `steps` steps: many, of which few are idle."""
     made = {split: -(-steps // split) * split for split in (8, 4, 2, 1)}
     fitting = [split for split, count in made.items() if count <= MAX_IDLE * steps]
     return min(fitting[:2], key=made.__getitem__)
@@ -442,16 +441,16 @@ PANELS = Kernel(
     counts_rows=True,
     cuda_only=True,
 )
-MIN_EACH = 32  # pairs of an expert from which on it pays
+MIN_EACH = 32  # least pairs of an expert with which panels pay
 SLOT_COLUMNS, PANEL_ROWS = 64, 16
-FILLERS = 4  # SIMD-groups that bring weights and x
+FILLERS = 4  # SIMD-groups that load weights and x
 
 
 @dataclass(frozen=True, slots=True)
 class PanelPlan:
-    """`fours` times four SIMD-groups multiply 64 rows each by up to `pairs` pairs.
+    """A plan by which `fours` times four SIMD-groups multiply 64 rows each by up to `pairs` pairs.
 
-    `ahead` of the `stages` slots of the ring are being brought. `depth` 1: products of a slot are under way while the
+    The ring has `stages` slots, of which `ahead` are being loaded. With `depth` 1, products of a slot run while the
     next one is awaited.
     """
 
@@ -467,19 +466,19 @@ class PanelPlan:
         return 2 * SLOT_COLUMNS * self.stages * (64 * self.fours + self.pairs)
 
     def count_groups(self, made: int, gated: bool) -> int:
-        """Threadgroups for so many outputs."""
+        """Return the number of threadgroups for `made` outputs."""
         return -(-made // (self.fours * (32 if gated else 64)))
 
 
 FEW, MANY = PanelPlan(4, 128, 4, 2), PanelPlan(3, 192, 4, 2)
 FEW_EACH = 160  # pairs of an expert up to which tiles are narrow
-# Below MIN_EACH what counts is that much of the weights is under way: with one or two pairs to an expert steps were 4
-# to 10 % shorter on an H200 than by tiles. Fewer were not measured.
+# Below MIN_EACH it matters most that many weights are being loaded: with one or two pairs to an expert, steps were 4 to
+# 10 % shorter on an H200 than by tiles. Fewer pairs were not measured.
 SPARSE, MIN_SPARSE = PanelPlan(3, 32, 6, 4), 1.0
 
 
 def plan_panels(gpu: Gpu, kind: NumberType, up: Stack, down: Stack, each: float) -> PanelPlan | None:
-    """How to multiply rows of MLX's type `kind`, about `each` to an expert; None where others are faster."""
+    """Return the plan for rows of MLX's type `kind`, about `each` to an expert; None if other kernels are faster."""
     if not gpu.has_tiles or gpu.machine is None or not gpu.machine.has_boxes or kind != gpu.operands:
         return None
     suits = all(
@@ -499,9 +498,9 @@ def plan_panels(gpu: Gpu, kind: NumberType, up: Stack, down: Stack, each: float)
 def multiply_panels(
     gpu: Gpu, x: DeviceArray, stack: Stack, tiling: Tiling, plan: PanelPlan, gate: int, shares: Shares, kind: NumberType
 ) -> DeviceArray:
-    """As `multiply_experts` does it, of pairs that a plan sorted.
+    """Multiply as `multiply_experts`, for pairs that were sorted for a plan.
 
-    With `shares` it comes after the experts' first product, which let it in when the pairs had been sorted.
+    With `shares` it is the experts' second product: the first one let it start when the pairs had been sorted.
     """
     numbers, part, is_shared, made = gpu.launcher.numbers, stack.parts[0], shares is not None, stack.count_made(gate)
     assert tiling.order is not None  # pairs that go by panels are sorted
@@ -547,13 +546,13 @@ STREAM = Kernel(
 
 
 def describe(stack: Stack, used: int, gate: int) -> StreamShape:
-    """All ranks' weights as one."""
+    """Return the shape of the weights of all ranks as one."""
     number = LAYOUTS[stack.parts[0].type_name].number
     return StreamShape((number, number), (used * stack.out_features, 0), stack.in_features, gate)
 
 
 def plan_experts(gpu: Gpu, stack: Stack, used: int, gate: int) -> StreamPlan | None:
-    """How to stream the experts of one token; None where they do not go that way."""
+    """Return a plan to stream the experts of one token; None if the kernel cannot do it."""
     if not gpu.has_tiles or len(stack.parts) > 1:
         return None
     shape, rows = describe(stack, used, gate), stack.parts[0].rows
@@ -564,7 +563,7 @@ def plan_experts(gpu: Gpu, stack: Stack, used: int, gate: int) -> StreamPlan | N
 
 
 def _count_room(shape: StreamShape, plan: StreamPlan) -> int:
-    """Bytes of a threadgroup's memory; it may hold two rows of x."""
+    """Return the bytes of a threadgroup's memory; it may hold two rows of x."""
     return shape.count_room(plan) + shape.row_bytes
 
 
@@ -578,9 +577,9 @@ def multiply_stream(
     shares: Shares,
     kind: NumberType,
 ) -> DeviceArray:
-    """As `multiply_experts` does it, of one token.
+    """Multiply as `multiply_experts`, for one token.
 
-    With `shares` it comes after the experts' first product, which let it in when its experts were chosen.
+    With `shares` it is the experts' second product: the first one let it start when the experts had been chosen.
     """
     used, part, is_shared = tiling.used, stack.parts[0], shares is not None
     shape = describe(stack, used, gate)

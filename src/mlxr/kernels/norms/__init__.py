@@ -21,14 +21,14 @@ from mlxr.kernels.tensor import FloatArray
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """The sum is (x + residual * the scale `residual`) * the scale `total`."""
+    """Factors of the sum of a norm: (x + residual * factor `residual`) * factor `total`."""
 
     residual: float = 1.0
     total: float = 1.0
 
     @property
     def change(self) -> bool:
-        """Whether they change anything."""
+        """True if a factor is not 1."""
         return self.residual != 1.0 or self.total != 1.0
 
     def add(self, x: Any, residual: Any | None) -> Any:
@@ -53,8 +53,8 @@ def rms_norm(
     With scales summed is (x + residual_scale * residual) * sum_scale, each step rounded.
 
     x and residual are (T, n), weight (n,) or None for ones; of a weight (m * n,) part i % m is for row i. rms is over
-    each row: sqrt(mean(summed²) + eps). Inputs are left as they are. x may be a view with a free row stride (heads out
-    of a fused projection), which is copied first.
+    each row: sqrt(mean(summed²) + eps). Inputs are not changed. x may be a view with any row stride (heads of a fused
+    projection), which is copied first.
     """
     scales = Scales(residual_scale, sum_scale)
     x = _check_rows("rms_norm", x, residual, scales)
@@ -109,9 +109,9 @@ def layer_norm(
     """Return (normed, summed): summed = x + residual, or x itself without one; normed = (summed - mean) / deviation *
     weight + bias.
 
-    x and residual are (T, n), weight and bias (n,). The mean is that of each row, and the deviation the root of the
-    mean square of the differences from it plus eps. Of a weight (m, n), row i % m is for row i of x. Inputs are left as
-    they are; x may be a view and the sum scaled as in `rms_norm`.
+    x and residual are (T, n), weight and bias (n,). Mean and deviation are those of each row; the deviation is the root
+    of variance + eps. Of a weight (m, n), row i % m is for row i of x. Inputs are not changed; x may be a view and the
+    sum scaled as in `rms_norm`.
     """
     scales = Scales(residual_scale, sum_scale)
     x = _check_rows("layer_norm", x, residual, scales)
@@ -165,7 +165,7 @@ LAYER_NORM = Choice("layer_norm", _layer_norm_reference, _layer_norm_native, f"{
 
 
 def _check_rows(operator: str, x: FloatArray, residual: FloatArray | None, scales: Scales) -> FloatArray:
-    """Check what norms take, and return x with its rows one after another."""
+    """Check the inputs of a norm, and return x as a C-contiguous array."""
     if isinstance(x, np.ndarray) and x.ndim == 2 and x.strides[1] == x.itemsize:
         x = np.ascontiguousarray(x)  # nothing to do, nearly always
     check_floats(operator, "x", x, 2)
@@ -189,11 +189,11 @@ def gated_norm(
     gate_first: bool = False,
     first: int = 0,
 ) -> FloatArray:
-    """rms(x) * weight * silu(gate), or with `gate_first` rms(x * silu(gate)) * weight; x is (T, n). Without a weight
-    x * silu(gate).
+    """Return norm(x) * weight * silu(gate), or with `gate_first` norm(x * silu(gate)) * weight, for x (T, n); without a
+    weight x * silu(gate).
 
-    Each `width` neighbours are divided by the root of their mean square plus eps. The gate is (T, m), of which the
-    columns from `first` on count; the weight is (width,), the same for all, or (n,).
+    The norm divides each `width` neighbours by the root of their mean square + eps. The gates are the columns from
+    `first` on of `gate` (T, m); the weight is (width,), the same for all, or (n,).
     """
     check_floats("gated_norm", "x", x, 2)
     check_floats("gated_norm", "gate", gate, 2)
@@ -214,7 +214,7 @@ def gated_norm(
 
 
 def name_variant(weight: FloatArray | None, gate_first: bool) -> str:
-    """What the ledger counts."""
+    """Return the variant under which the ledger counts a gated norm."""
     return "gate alone" if weight is None else "gate first" if gate_first else "norm first"
 
 

@@ -1,9 +1,9 @@
-"""Norms on a GPU: the stream stays f32, the normed rows are what `linear` wants.
+"""Norms on a GPU: the stream stays f32; normed rows have the type that `linear` wants.
 
-What `rms_norm` adds may be a product that has not been computed yet, which then adds the stream itself; and the norm
-waits for the product that follows, which may do it on the way. Else sum and norm are one launch, whatever there is to
-add up. `layer_norm` is the same launch, which takes the mean away first. `gated_norm` is one launch, or that of the
-recurrence before it.
+If the residual of `rms_norm` is a deferred product, that product's launch adds the stream. The norm itself is deferred
+to the product that follows, whose launch may do it. Otherwise sum and norm are one launch, with any number of summands.
+`layer_norm` is the same launch, which subtracts the mean first. `gated_norm` is one launch, or part of the launch of
+the recurrence before it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NORM = Kernel(
     operator="rms_norm",
 )
 GATED_THREADS = 128
-MOST_PIECES = 4  # of a lane, where a SIMD-group has a group
+MOST_PIECES = 4  # most pieces of a lane if one SIMD-group norms a group
 WIDTHS = (8, 4, 1)  # neighbours that a thread takes at a time
 GATED = Kernel(
     "gated_norm",
@@ -58,7 +58,7 @@ KERNELS = (NORM, GATED)
 def rms_norm(
     ctx: Context, x: Value, weight: FloatArray | None, eps: float, residual: Value | None, scales: Scales
 ) -> tuple[Value, Value]:
-    """summed / sqrt(mean(summed²) + eps) * weight, and summed."""
+    """Return summed / sqrt(mean(summed²) + eps) * weight, and summed."""
     gpu, gain, x = ctx.gpu, None if weight is None else ctx.gpu.hold(weight), settle(x)
     if gpu.launcher is None:
         summed = scales.add(x, settle(residual))
@@ -84,7 +84,7 @@ def layer_norm(
     residual: Value | None,
     scales: Scales,
 ) -> tuple[Value, Value]:
-    """(summed - mean) / sqrt(variance + eps) * weight + bias, and summed."""
+    """Return (summed - mean) / sqrt(variance + eps) * weight + bias, and summed."""
     gpu, gain, x = ctx.gpu, ctx.gpu.hold(weight), settle(x)
     shift = None if bias is None else gpu.hold(bias)
     if gpu.launcher is None:
@@ -100,9 +100,9 @@ def layer_norm(
 def join_residual(
     ctx: Context, x: DeviceArray, residual: Value | None, scales: Scales
 ) -> tuple[DeviceArray, Summands | None]:
-    """The sum of x and what a product that waits adds to it, and None; or x and what is still to be added."""
+    """Return the sum of x and a deferred product, and None; or else x, and what is still to be added."""
     if scales.change:
-        assert residual is not None  # which is checked where there are scales
+        assert residual is not None  # `_check_rows` refuses scales without it
         return x, Summands(settle(residual), factor=scales.residual)
     return join_product(ctx, x, residual)
 
@@ -118,8 +118,10 @@ def launch_norm(
     *,
     is_centred: bool = False,
 ) -> tuple[DeviceArray, DeviceArray]:
-    """Norm x plus `summands`, times `total`, after its mean was taken away if it is to be centred; also return the sum.
-    `gain` and `shift` are the weight, which may have several rows, and the bias on the device."""
+    """Return the norm of (x + summands) * total, and that sum; if `is_centred`, its mean is subtracted first.
+
+    `gain` and `shift` are the weight, which may have several rows, and the bias on the device.
+    """
     gpu, (rows, columns) = ctx.gpu, x.shape
     width, numbers = 8 if columns % 8 == 0 else 1, gpu.launcher.numbers
     shares, factor = (0, 1.0) if summands is None else (count_shares(summands.array), summands.factor)
@@ -157,7 +159,7 @@ def _compose_layer_norm(mx: Mlx, x: DeviceArray, gain: DeviceArray, shift: Devic
 def gated_norm(
     ctx: Context, x: Value, gate: Value, weight: FloatArray | None, eps: float, width: int, gate_first: bool, first: int
 ) -> Value:
-    """The norm of each group and the gate."""
+    """Norm each group and apply the gate, in the launch of the recurrence before if that is deferred."""
     gpu, recurred, gate = ctx.gpu, find_parts(x, Recurred), settle(gate)
     gain = None if weight is None else gpu.hold(weight)
     if recurred is not None and gain is not None and not gate_first and width == recurred.columns:
@@ -197,7 +199,7 @@ def gated_norm(
 
 
 def choose_threads(width: int, each: int) -> int:
-    """How many threads have a group, each of which takes so many neighbours at a time: a power of two."""
+    """Return the number of threads that norm a group, a power of two; each takes `each` neighbours at a time."""
     pieces = -(-width // each)
     if pieces <= LANES * MOST_PIECES:
         return min(LANES, 1 << (pieces - 1).bit_length())

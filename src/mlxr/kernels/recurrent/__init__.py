@@ -2,9 +2,9 @@
 2024, arXiv:2405.21060), Mamba (Gu and Dao 2023, arXiv:2312.00752), all token by token, the short convolution before
 them, which LFM2 (arXiv:2511.23404) has by itself, and the states that they keep.
 
-Operators see slots of a layer's pool of states, of which each has a part. A batch names for each sequence the slot with
-the state before its first token, and the slot for the state after its last one; these are never the same, and no slot
-is both read and written in one step.
+A layer has a pool of states, and each of its operators a part of every slot. A batch names for each sequence the slot
+with the state before its first token, and the slot for the state after its last one; no slot is both read and written
+in one step.
 """
 
 # ruff: noqa: ARG001 -- every implementation takes the context
@@ -25,7 +25,7 @@ from mlxr.kernels.tensor import FLOAT32, FloatArray, IntArray, PoolArray
 
 
 def check_states(operator: str, pool: PoolArray, at: int, floats: int, batch: RaggedBatch) -> None:
-    """The batch has slots of `pool` (slots, floats of a slot), of which `floats` from `at` on are the operator's."""
+    """Check that the batch has slots of `pool` (slots, floats of a slot), each with the operator's `floats` at `at`."""
     slots, held = pool.shape
     if isinstance(pool, np.ndarray) and (pool.dtype != FLOAT32 or not pool.flags.c_contiguous):
         refuse(operator, "pool", f"{pool.dtype} with strides {pool.strides}", "float32, C-contiguous")
@@ -40,14 +40,14 @@ def check_states(operator: str, pool: PoolArray, at: int, floats: int, batch: Ra
 
 
 def place_states(batch: RaggedBatch, pool: PoolArray, at: int) -> tuple[PoolArray, int, IntArray, IntArray, IntArray]:
-    """The arguments that native operators take."""
+    """Return the arguments for states that native operators take."""
     return pool, at, batch.state_reads, batch.state_writes, batch.query_starts
 
 
 def list_states(
     pool: FloatArray, at: int, floats: int, batch: RaggedBatch
 ) -> Iterator[tuple[slice, FloatArray, FloatArray]]:
-    """Of each sequence its tokens, its state before them, and where the state after them goes, both (floats,)."""
+    """Yield for each sequence its tokens, the state before them, and the place for that after them, both (floats,)."""
     for index in range(batch.sequences):
         tokens = slice(int(batch.query_starts[index]), int(batch.query_starts[index + 1]))
         read, write = int(batch.state_reads[index]), int(batch.state_writes[index])
@@ -56,9 +56,9 @@ def list_states(
 
 
 def read_heads(state: FloatArray, heads: int, rows: int, columns: int) -> FloatArray:
-    """The numbers (heads, rows, columns) of a recurrence's state, each head multiplied by its scale, if there are any.
+    """Return the numbers (heads, rows, columns) of a recurrence's state, each head multiplied by its scale.
 
-    The scales (heads,) lie after the numbers; 0 says 1.
+    The scales (heads,), if there are any, come after the numbers; 0 means 1.
     """
     numbers, scales = np.split(state, [heads * rows * columns])
     if scales.size:
@@ -67,7 +67,7 @@ def read_heads(state: FloatArray, heads: int, rows: int, columns: int) -> FloatA
 
 
 def write_heads(state: FloatArray, numbers: FloatArray) -> None:
-    """Overwrite a recurrence's state with `numbers` (heads, rows, columns), which have no scales."""
+    """Overwrite a recurrence's state with `numbers` (heads, rows, columns), and set its scales to 0."""
     state[: numbers.size] = numbers.reshape(-1)
     state[numbers.size :] = 0
 
@@ -79,8 +79,8 @@ ConvolutionKind = Literal["plain", "silu", "gated"]
 class Convolution:
     """A short causal convolution of each channel, whose state is its last inputs.
 
-    It has the `weight` (taps, channels), the oldest input's first, and a `bias` (channels,) or None. `silu` is that of
-    its result. `gated`: of rows B | C | x the input is B x, and the result is multiplied by C.
+    It has the `weight` (taps, channels), the oldest input's first, and a `bias` (channels,) or None. The kind "silu"
+    applies silu to the result. With "gated", rows are B | C | x, the input is B x, and the result is multiplied by C.
     """
 
     weight: FloatArray
@@ -94,7 +94,7 @@ class Convolution:
 
     @property
     def inputs(self) -> int:
-        """Columns that are read of each row."""
+        """Columns of each row that are read."""
         return self.channels * (3 if self.kind == "gated" else 1)
 
     @property
@@ -120,9 +120,9 @@ class Convolution:
 def make_convolution(
     weight: FloatArray | Sequence[FloatArray], bias: FloatArray | None, kind: ConvolutionKind, apart: int = 1
 ) -> Convolution:
-    """A convolution out of a weight as files have it, (channels, taps), or of several, some channels each.
+    """Return a convolution from a file's weight (channels, taps), or from several that have some channels each.
 
-    Its taps are so many tokens `apart`, with those between them 0.
+    Its taps are `apart` tokens apart, with zeros between them.
     """
     whole = weight if isinstance(weight, np.ndarray) else np.concatenate(weight)
     taps: FloatArray = np.zeros(((whole.shape[1] - 1) * apart + 1, len(whole)), np.float32)
@@ -152,7 +152,7 @@ def short_conv(
 def run_short_conv(
     ctx: Context, x: FloatArray, conv: Convolution, batch: RaggedBatch, pool: FloatArray, first: int, at: int
 ) -> FloatArray:
-    """Sequence after sequence, all its tokens at once, one tap after another."""
+    """Convolve sequence after sequence, all its tokens at once, one tap after another."""
     taps, channels = conv.weight.shape
     rows = x[:, first : first + conv.inputs]
     gates = rows[:, channels : 2 * channels] if conv.kind == "gated" else None
@@ -174,7 +174,7 @@ def run_short_conv(
 
 
 def silu(x: FloatArray) -> FloatArray:
-    """x / (1 + exp(-x))."""
+    """Return x / (1 + exp(-x))."""
     with np.errstate(over="ignore"):  # exp(-x) may be infinite, and the result 0
         return (x / (np.float32(1) + np.exp(-x))).astype(np.float32)
 
@@ -191,16 +191,16 @@ def _short_conv_native(
 SHORT_CONV = Choice("short_conv", run_short_conv, _short_conv_native, f"{__name__}.gpu")
 
 
-EPS = 1e-6  # of the lengths of queries and keys
+EPS = 1e-6  # added to the squared lengths of queries and keys
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeltaRule:
-    """The shapes and numbers of a layer: heads of `key_dim` and `value_dim`, and how they forget.
+    """A layer's gated delta rule: heads of `key_dim` and `value_dim`, and the numbers by which they forget.
 
-    `rates` and `bias` are (value_heads,), or (value_heads * key_dim,) where each key channel forgets by itself; rates
-    are -exp(A_log). With `is_tiled` value head h reads key head h % key_heads, else h // (value_heads / key_heads).
-    With a `bound` below 0 a step leaves e**bound of a state or more.
+    `rates` and `bias` are (value_heads,), or (value_heads * key_dim,) if each key channel forgets by itself; rates are
+    -exp(A_log). With `is_tiled`, value head h reads key head h % key_heads, else h // (value_heads / key_heads). With a
+    `bound` below 0, a step keeps at least e**bound of a state.
     """
 
     key_heads: int
@@ -239,7 +239,7 @@ class DeltaRule:
 
     @property
     def decays_channels(self) -> bool:
-        """Whether each key channel forgets by itself."""
+        """True if each key channel forgets by itself."""
         return len(self.rates) != self.value_heads
 
     def check(self, operator: str) -> None:
@@ -257,7 +257,7 @@ class DeltaRule:
 def _check_inputs(
     operator: str, arrays: Mapping[str, FloatArray], columns: int, first: int, gates: int, batch: RaggedBatch
 ) -> None:
-    """Raise ValueError unless the first array (T, columns) and the other, which has `gates` from `first` on, fit."""
+    """Raise ValueError unless the first array is (T, columns) and the other has T rows with `gates` from `first` on."""
     (mixed, given), (_, x) = arrays.items()
     for name, array in arrays.items():
         check_floats(operator, name, array, 2)
@@ -289,9 +289,9 @@ def gated_delta(
 
     With a bound S decays by exp(bound * sigmoid(-rates * (step + bias))) instead; a GPU has no such rule (DeviceError).
 
-    The state is that of the sequence in its slot of `pool` from `at` on, as in `short_conv`. Where each head has one
-    decay, its numbers are to be multiplied by its scale, where 0 says 1: so the CPU keeps the product of the decays
-    beside the numbers and need not multiply these for each token. A GPU leaves the scales as they are.
+    The state is that of the sequence in its slot of `pool` from `at` on, as in `short_conv`. If each head has one
+    decay, the head's numbers must be multiplied by its scale (0 means 1): the CPU keeps the product of the decays
+    there, and need not multiply the numbers for each token. A GPU does not change the scales.
     """
     _check_inputs("gated_delta", {"qkv": qkv, "x": x}, rule.columns, first, rule.gates, batch)
     check_states("gated_delta", pool, at, rule.state_floats, batch)
@@ -311,7 +311,7 @@ def run_gated_delta(
     first: int,
     at: int,
 ) -> FloatArray:
-    """Sequence after sequence, token after token."""
+    """Run the recurrence sequence after sequence, token after token."""
     keys, heads = rule.key_heads * rule.key_dim, rule.value_heads
     q = _spread(rule, normalise(qkv[:, :keys], rule.key_dim) * np.float32(rule.key_dim**-0.5))
     k = _spread(rule, normalise(qkv[:, keys : 2 * keys], rule.key_dim))
@@ -338,7 +338,7 @@ def run_gated_delta(
 
 
 def normalise(x: FloatArray, width: int) -> FloatArray:
-    """Each group of `width` columns divided by its length: (rows, groups, width)."""
+    """Return each group of `width` columns divided by its length: (rows, groups, width)."""
     groups = x.reshape(len(x), -1, width)
     result: FloatArray = groups / np.sqrt(np.square(groups).sum(axis=2, keepdims=True) + np.float32(EPS))
     return result
@@ -350,7 +350,7 @@ def softplus(x: FloatArray) -> FloatArray:
 
 
 def _spread(rule: DeltaRule, heads: FloatArray) -> FloatArray:
-    """For each value head the key head that it reads."""
+    """Return for each value head the key head that it reads."""
     own = np.arange(rule.value_heads)
     return heads[:, own % rule.key_heads if rule.is_tiled else own // (rule.value_heads // rule.key_heads)]
 
@@ -391,7 +391,7 @@ GATED_DELTA = Choice("gated_delta", run_gated_delta, _gated_delta_native, f"{__n
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateSpace:
-    """The shapes and numbers of a layer: `heads` of `head_dim` columns, `groups` of B and C of `state_dim`.
+    """A layer of Mamba-2: `heads` of `head_dim` columns, and `groups` of B and C of `state_dim`.
 
     `rates` (-exp(A_log)), `bias` of the steps and `skip` (D) are (heads,). Head h reads group h // (heads / groups).
     """
@@ -416,7 +416,7 @@ class StateSpace:
 
     @property
     def gates(self) -> int:
-        """Columns of the steps that it takes in."""
+        """Columns of the steps."""
         return self.heads
 
     @property
@@ -449,10 +449,10 @@ def mamba2(
     first: int = 0,
     at: int = 0,
 ) -> FloatArray:
-    """What the columns give: (T, results).
+    """Run the state space over the tokens of the batch: (T, results).
 
-    xbc (T, columns) holds the columns u, B and C; x holds from column `first` on a step for each head. For each token
-    and head, with d = softplus(step + bias):
+    xbc (T, columns) has the columns u, B and C; x has a step for each head from column `first` on. For each token and
+    head, with d = softplus(step + bias):
 
         S = S * exp(rate * d) + B (u * d)ᵀ;  out = SᵀC + skip * u
 
@@ -476,7 +476,7 @@ def run_mamba2(
     first: int,
     at: int,
 ) -> FloatArray:
-    """Sequence after sequence, token after token."""
+    """Run the recurrence sequence after sequence, token after token."""
     heads, groups = space.heads, space.groups * space.state_dim
     u = xbc[:, : space.results].reshape(-1, heads, space.head_dim)
     b, c = (
@@ -517,7 +517,7 @@ MAMBA2 = Choice("mamba2", run_mamba2, _mamba2_native, f"{__name__}.gpu")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SelectiveScan:
-    """The numbers of a layer of Mamba: `rates` (state_dim, channels), -exp(A_log), and `skip` (channels,), D."""
+    """A layer of Mamba: `rates` (state_dim, channels), which are -exp(A_log), and `skip` (channels,), which is D."""
 
     rates: FloatArray
     skip: FloatArray
@@ -550,7 +550,7 @@ class SelectiveScan:
 
 
 def make_scan(rates: FloatArray, skip: FloatArray) -> SelectiveScan:
-    """A scan out of rates as files have them, (channels, state_dim)."""
+    """Return a scan from a file's rates (channels, state_dim)."""
     return SelectiveScan(np.ascontiguousarray(rates.T), skip)
 
 
@@ -600,7 +600,7 @@ def run_scan(
     pool: FloatArray,
     at: int,
 ) -> FloatArray:
-    """Sequence after sequence, token after token."""
+    """Run the recurrence sequence after sequence, token after token."""
     b, c = bc[:, : rule.state_dim, None], bc[:, rule.state_dim :, None]
     sizes, out = softplus(steps), np.empty_like(u)
     for tokens, before, after in list_states(pool, at, rule.state_floats, batch):

@@ -1,9 +1,9 @@
 """Recurrent mixers on a GPU: one launch for each, which reads and writes states in their pool.
 
 `gated_delta` and `mamba2` are the same kernel, token by token, with columns of states in registers; it norms queries
-and keys as well. A step whose threadgroups have whole heads waits for the norm of these that follows, which it does in
-the same launch. Of `short_conv` threads take neighbouring channels of some rows. Sequences of one token each have
-kernels of their own with the same bits, which read a state once.
+and keys, too. A step whose threadgroups have whole heads is deferred, to do the norm of heads that follows in the same
+launch. In `short_conv`, threads take neighbouring channels of some rows. Sequences of one token each have their own
+kernels with the same bits, which read a state once.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from mlxr.kernels.tensor import DeviceArray, FloatArray
 FOLDER = Path(__file__).parent
 SIMD_GROUPS = 4
 COLUMN_LANES = 8  # lanes that share a column
-MOST_BLOCK, BLOCK_ROWS = 16, 2048  # tokens of a block, and tokens times rows, which lie in a threadgroup's memory
-RESIDENT, RESIDENT_ROWS = 4, 256  # threadgroups that fit on a multiprocessor without spills, up to so many rows
-MOST_ROWS = 64 * COLUMN_LANES  # of a column, which lies in the registers of its lanes
-STEP_LANES = (16, 8)  # that have a row of the columns of a step's threadgroup: the first that suits these
-NORM_LANES = (32, 16, 8)  # that have a row of a whole head, which is then normed
-STEP_PARTS, STEP_COLUMNS, STEP_ROWS = 8, 4, 128  # of a column; of a lane; that its registers hold at most
-STEP_THREADS = 512  # of a multiprocessor, whose registers they share
+MOST_BLOCK, BLOCK_ROWS = 16, 2048  # most tokens of a block, and tokens times rows in a threadgroup's memory
+RESIDENT, RESIDENT_ROWS = 4, 256  # threadgroups that fit on a multiprocessor without spills, and most rows for that
+MOST_ROWS = 64 * COLUMN_LANES  # most rows of a column, which is in the registers of its lanes
+STEP_LANES = (16, 8)  # lanes that share a row of a step's threadgroup: the first that suits its columns
+NORM_LANES = (32, 16, 8)  # lanes that share a row of a whole head, if it is normed
+STEP_PARTS, STEP_COLUMNS, STEP_ROWS = 8, 4, 128  # parts of a column; columns of a lane; most rows in its registers
+STEP_THREADS = 512  # threads of a multiprocessor, which share its registers
 RECUR_INPUTS = (
     "qkv", "gates", "rates", "bias", "skip", "reads", "writes", "starts", "pool", "numbers", "sizes",
 )  # fmt: skip
@@ -40,7 +40,7 @@ NORM_INPUTS = ("gate", "gain", "norm_numbers", "norm_sizes")
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Key heads of `rows`, value heads of `columns`, and where in a row of qkv queries, keys and values begin."""
+    """Key heads of `rows`, value heads of `columns`, and the first columns of queries, keys and values in qkv."""
 
     key_heads: int
     value_heads: int
@@ -51,8 +51,8 @@ class Heads:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OutputNorm:
-    """The norm and the gate of each head, as `gated_norm` has them: `gate` (tokens, n), whose columns from `first` on
-    count, and the weight of one head (columns,) or of all (heads * columns,) on the device."""
+    """The norm and the gate of each head, as in `gated_norm`: the columns of `gate` (tokens, n) from `first` on, and
+    the weight of one head (columns,) or of all (heads * columns,) on the device."""
 
     gate: DeviceArray
     weight: DeviceArray
@@ -62,7 +62,7 @@ class OutputNorm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recurred:
-    """A step that waits: `launch(norm)` starts it and norms each head of so many `columns`."""
+    """A deferred step: `launch(norm)` starts it and norms each head of `columns` columns."""
 
     columns: int
     launch: Callable[[OutputNorm | None], DeviceArray]
@@ -77,7 +77,7 @@ class Recurrence:
 
 
 def make_recurrence(name: str) -> Recurrence:
-    """The kernels under the name of an operator."""
+    """Return the kernels of an operator, with its name."""
     headers = ("recur.h", "../norms/silu.h")
     return Recurrence(
         Kernel(name, FOLDER, "recur.body", RECUR_INPUTS, ("out",), headers[:1], operator=name),
@@ -90,7 +90,7 @@ def make_recurrence(name: str) -> Recurrence:
 GATED_DELTA, MAMBA2 = make_recurrence("gated_delta"), make_recurrence("mamba2")
 CONV_THREADS = 128
 CONV_WIDTH = 4  # channels of a thread: 16 bytes of a state
-CONV_ROWS = 8  # of a thread
+CONV_ROWS = 8  # rows of a thread
 CONV_INPUTS = ("x", "weight", "bias", "owners", "reads", "writes", "starts", "pool", "sizes")
 CONV = Kernel("short_conv", FOLDER, "conv.body", CONV_INPUTS, ("out",), ("conv.h",), operator="short_conv")
 CONV_STEP = Kernel(
@@ -101,14 +101,14 @@ KERNELS = (GATED_DELTA.any, GATED_DELTA.step, MAMBA2.any, MAMBA2.step, CONV, CON
 
 
 def choose_step_lanes(heads: Heads, offsets: tuple[int, ...]) -> int | None:
-    """How many lanes have a row in a step; None where states do not suit it, which begin at multiples of `offsets`."""
+    """Return the lanes that share a row in a step; None if sizes, or states at multiples of `offsets`, do not fit."""
     if heads.rows > STEP_ROWS or any(one % STEP_COLUMNS for one in offsets):
         return None
     return next((lanes for lanes in STEP_LANES if heads.columns % (STEP_COLUMNS * lanes) == 0), None)
 
 
 def choose_block(rows: int) -> int:
-    """For how many tokens at a time a threadgroup makes what its columns share: some for each SIMD-group."""
+    """Return the tokens for which a threadgroup prepares shared values at a time: some for each SIMD-group."""
     return max(SIMD_GROUPS, min(MOST_BLOCK, BLOCK_ROWS // rows // SIMD_GROUPS * SIMD_GROUPS))
 
 
@@ -125,7 +125,10 @@ def launch_recurrence(
     constants: Mapping[str, int],
     eps: float = 0.0,
 ) -> Value:
-    """`arrays` are rates, bias and what is skipped; `places` the first column of gates and the first float of slots."""
+    """Launch a recurrence, or defer it to a norm of its heads.
+
+    `arrays` are rates, bias and skip; `places` the first column of gates and the first float in slots.
+    """
     lanes = choose_step_lanes(heads, (pool.shape[1], places[1])) if batch.is_step else None
 
     def launch(norm: OutputNorm | None) -> DeviceArray:
@@ -190,7 +193,7 @@ def launch_recurrence(
 def gated_delta(
     ctx: Context, qkv: Value, x: Value, rule: DeltaRule, batch: RaggedBatch, pool: Pool, first: int, at: int
 ) -> Value:
-    """Run the rule on the GPU over the tokens of the batch. Raises DeviceError for one with a bound."""
+    """Run the rule on the GPU over the tokens of the batch. Raises DeviceError for a rule with a bound."""
     if rule.bound:
         raise DeviceError(
             "the model's delta rule has a bound of what it forgets, for which there are kernels for processors alone; "
@@ -223,7 +226,7 @@ MAMBA2_CONSTANTS = {"DELTA": 0, "NORMED": 0, "BETAS": 0, "TILED": 0, "DECAYS": 0
 def mamba2(
     ctx: Context, xbc: Value, x: Value, space: StateSpace, batch: RaggedBatch, pool: Pool, first: int, at: int
 ) -> Value:
-    """What the columns of the batch's tokens give."""
+    """Run the state space on the GPU over the tokens of the batch."""
     xbc, x = settle(xbc), settle(x)
     if ctx.gpu.launcher is None:
         return compose_on_host(
@@ -247,7 +250,7 @@ def mamba2(
 def short_conv(
     ctx: Context, x: Value, conv: Convolution, batch: RaggedBatch, pool: Pool, first: int, at: int
 ) -> DeviceArray:
-    """The convolution of the batch's tokens."""
+    """Convolve the batch's tokens on the GPU."""
     gpu, x, (taps, channels) = ctx.gpu, settle(x), conv.weight.shape
     if gpu.launcher is None:
         return compose_on_host(

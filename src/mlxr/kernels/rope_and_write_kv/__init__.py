@@ -1,6 +1,6 @@
-"""From the fused projection to heads: norm them, rotate them, write keys and values into their pages, give the queries.
+"""From the fused projection to heads: norm and rotate them, write keys and values into pages, return the queries.
 
-Values may be the keys as they were projected, and a layer that reads the cache of another one projects queries alone.
+Values may be the keys as they were projected, and a layer that reads another layer's cache projects only queries.
 On the CPU these are the operators `rms_norm`, `rope` and `write_pages` one after another, which the vector units prefer
 to one long loop; a GPU does all in one launch (`gpu.py`).
 """
@@ -43,12 +43,12 @@ HeadNormKind = Literal["each", "joint", "layer", "turned"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadNorms:
-    """Weights by which queries and keys are normed, with `eps` as in `rms_norm`.
+    """Weights of the norms of queries and keys, with `eps` as in `rms_norm`.
 
-    Of the kind "each", weights (head_dim,) norm every head by itself, and of the kind "turned" they do so after the
-    rotation, which the others precede. Those of other kinds are as long as all heads:
-    "joint" norms these as one row, and "layer" gives each head a layer norm with a weight of its own. With `values`
-    every value head is normed, too, without a weight, as "each" does.
+    With the kinds "each" and "turned", weights (head_dim,) norm every head by itself; "turned" norms after the
+    rotation, all others before it. Weights of the other kinds are as long as all heads: "joint" norms these as one row,
+    and "layer" gives each head a layer norm with its own weight. With `values`, value heads are also normed, each by
+    itself, without a weight.
     """
 
     q: FloatArray
@@ -77,11 +77,11 @@ def rope_and_write_kv(
     *,
     projected: Projected = "qkv",
 ) -> FloatArray:
-    """The rotated queries (T, heads, head_dim) of qkv (T, (heads + 2 * kv_heads) * head_dim); K and V go to the pools.
+    """Return the rotated queries (T, heads, head_dim) of qkv (T, (heads + 2 * kv_heads) * head_dim); write K and V.
 
-    Key heads and head_dim are those of the pools. What is `projected` says what qkv holds: of "qk" the values are the
-    keys before these are normed and rotated; of "q" nothing is written. Raises ValueError for positions beyond
-    the table and for slots outside the pools.
+    Key heads and head_dim are those of the pools. `projected` says what qkv has: with "qk", values are the keys before
+    norm and rotation; with "q", nothing is written. Raises ValueError for positions beyond the table and for slots
+    outside the pools.
     """
     check_floats("rope_and_write_kv", "qkv", qkv, 2)
     check_pools("rope_and_write_kv", k_pool, v_pool)
@@ -124,7 +124,7 @@ def _run_operators(
     if projected == "q":
         return q
     if projected == "qk":
-        v = k.copy() if before is None else k  # what is not normed is rotated in place
+        v = k.copy() if before is None else k  # keys without a norm are rotated in place
     if before is not None:
         k = _norm(ctx, k, before.k, before)
     if norms is not None and norms.values:
@@ -137,7 +137,7 @@ def _run_operators(
 
 
 def _norm(ctx: Context, x: FloatArray, weight: FloatArray | None, norms: HeadNorms) -> FloatArray:
-    """Norm rows as long as the weight, or each head."""
+    """Norm rows as long as the weight, or without a weight each head."""
     _, heads, head_dim = x.shape
     if weight is not None and norms.kind == "layer":
         normed, _ = layer_norm(ctx, x.reshape(-1, head_dim), weight.reshape(heads, head_dim), norms.eps)
@@ -155,8 +155,8 @@ def write_pages(
 ) -> None:
     """Write k and v (T, kv_heads, head_dim) into slot `slots[t]` = page * page_size + offset of the pools.
 
-    k and v may be views with a free token stride. Pools are (pages, kv_heads, page_size, head_dim), bf16, f16, f32 or
-    q8; values are rounded to nearest even. Without v values are in keys, and v_pool is not written. Raises ValueError
+    k and v may be views with any token stride. Pools are (pages, kv_heads, page_size, head_dim), bf16, f16, f32 or
+    q8; numbers are rounded to nearest even. Without v, values are in keys, and v_pool is not written. Raises ValueError
     for a slot outside the pools, before anything is written.
     """
     check_heads("write_pages", "k", k)
@@ -177,7 +177,7 @@ def write_pages(
 def _write_reference(
     ctx: Context, k: FloatArray, v: FloatArray | None, k_pool: PoolArray, v_pool: PoolArray, slots: IntArray
 ) -> None:
-    """Slot s is offset s % page_size of page s // page_size."""
+    """Write the rows; slot s is offset s % page_size of page s // page_size."""
     (pages, kv_heads, page_size), head_dim = k_pool.shape[:3], pool_head_dim(k_pool)
     if slots.shape[0] and (slots.min() < 0 or slots.max() >= pages * page_size):
         refuse("write_pages", "slots", slots.tolist(), f"slots from 0 to {pages * page_size - 1}")
@@ -207,7 +207,7 @@ def _write_reference(
 def _write_native(
     ctx: Context, k: FloatArray, v: FloatArray | None, k_pool: PoolArray, v_pool: PoolArray, slots: IntArray
 ) -> None:
-    """Scatter the rows into their slots; of two rows with one slot the later stays."""
+    """Scatter the rows into their slots; of two rows with one slot, the later one stays."""
     ctx.module.write_pages(ctx.native, k, v, k_pool, v_pool, slots)
 
 

@@ -1,8 +1,8 @@
 """`rope_and_write_kv` on a GPU: one launch, which writes keys and values straight into their pages.
 
-MLX knows the pools as inputs of that launch. What reads them later takes its queries from the same launch, so it comes
-after it; the newest queries are kept as pending, so that pages are written even when nobody asks for a result. Devices
-without our kernels compose MLX's operations, and writes are scatters, in place because nobody else holds the pools.
+MLX sees the pools as inputs of that launch. Attention takes its queries from the same launch, so it runs after the
+writes. The newest queries are kept as pending, so that pages are written even if nobody needs a result. Devices
+without our kernels compose MLX's operations; their writes are scatters, in place because nobody else holds the pools.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def rope_and_write_kv(
     norms: HeadNorms | None,
     projected: Projected,
 ) -> DeviceArray:
-    """Positions and slots were checked on the host, where they come from."""
+    """Run the operator in one launch; positions and slots are checked on the host."""
     gpu, (pages, kv_heads, page_size, head_dim) = ctx.gpu, k_pool.shape
     if head_dim % 2:
         refuse("rope_and_write_kv", "head_dim", head_dim, "an even number")
     placed, qkv = gpu.place(batch), settle(qkv)
     checked = "values", id(table), pages, page_size
-    if checked not in placed.parts:  # of each layer it is the same
+    if checked not in placed.parts:  # once for all layers
         check_values(batch, table, (pages + 1) * page_size)
         placed.parts[checked] = table
     if gpu.launcher is None:
@@ -107,7 +107,7 @@ def rope_and_write_kv(
 
 
 def _measure_rows(ctx: Context, qkv: DeviceArray, heads: int, kv_heads: int, head_dim: int, eps: float) -> DeviceArray:
-    """By what all queries of a token are multiplied to norm them as one row, and all of its keys: (tokens, 2)."""
+    """Return the factors (tokens, 2) that norm all queries of a token as one row, and all of its keys."""
     numbers, (tokens, columns) = ctx.gpu.launcher.numbers, qkv.shape
     (factors,) = ctx.gpu.launcher.launch(
         FACTORS,
@@ -121,14 +121,14 @@ def _measure_rows(ctx: Context, qkv: DeviceArray, heads: int, kv_heads: int, hea
 
 
 def choose_lanes(head_dim: int, rot_dim: int) -> tuple[int, int]:
-    """Pairs of numbers that a lane takes at a time, and lanes that share a head: a power of two."""
+    """Return the pairs of numbers that a lane takes at a time, and the lanes that share a head, a power of two."""
     pairs = 4 if head_dim % 8 == 0 and rot_dim % 8 == 0 else 1
     return pairs, min(LANES, 1 << (-(-head_dim // (2 * pairs)) - 1).bit_length())
 
 
 def check_values(batch: RaggedBatch, table: RopeTable, slots: int) -> None:
     """Raise ValueError for positions beyond the table, and for slots from `slots` on."""
-    if batch.longest_context > table.positions and not batch.axes.shape[1]:  # else there is a row for each token
+    if batch.longest_context > table.positions and not batch.axes.shape[1]:  # with axes, each token has a row
         refuse("rope_and_write_kv", "positions", batch.positions.tolist(), f"positions from 0 to {table.positions - 1}")
     if batch.slots.min() < 0 or batch.slots.max() >= slots:
         refuse("rope_and_write_kv", "slots", batch.slots.tolist(), f"slots from 0 to {slots - 1}")
@@ -145,7 +145,7 @@ def _compose(
     norms: HeadNorms | None,
     projected: Projected,
 ) -> DeviceArray:
-    """Return the queries; keys and values go to the slots of the batch that is `placed` on the device."""
+    """Return the queries, and write keys and values into the slots of the `placed` batch, by MLX's operations."""
     gpu, mx, (_, kv_heads, _, head_dim) = ctx.gpu, ctx.gpu.mx, k_pool.shape
     split = qkv.reshape(qkv.shape[0], -1, head_dim)
     q, k = split[:, :heads], split[:, heads : heads + kv_heads]
@@ -178,21 +178,21 @@ def scatter_rows(mx: Mlx, pool: Pool, placed: PlacedBatch, values: DeviceArray) 
     page_ids, offsets = placed.slots // page_size, placed.slots % page_size
     rows = ((page_ids[:, None] * kv_heads + mx.arange(kv_heads)) * page_size + offsets[:, None]).reshape(-1)
     shape, flat = pool.array.shape, pool.array.reshape(-1, head_dim)
-    del pool.array  # so that the scatter may take the memory over
+    del pool.array  # so that the scatter can reuse the memory
     flat[rows] = values.reshape(-1, head_dim).astype(flat.dtype)
     pool.array = flat.reshape(shape)
     mx.eval(pool.array)
 
 
 def _norm(mx: Mlx, x: DeviceArray, weight: DeviceArray, norms: HeadNorms) -> DeviceArray:
-    """Norm rows as long as the weight, or each head by a weight of its own."""
+    """Norm rows as long as the weight, or each head by its own weight."""
     if norms.kind == "layer":
         return mx.fast.layer_norm(x, None, None, norms.eps) * weight.reshape(x.shape[1:])
     return mx.fast.rms_norm(x.reshape(-1, weight.shape[0]), weight, norms.eps).reshape(x.shape)
 
 
 def rotate(mx: Mlx, x: DeviceArray, cos: DeviceArray, sin: DeviceArray, table: RopeTable) -> DeviceArray:
-    """x (T, heads, head_dim) with the first numbers of each head rotated."""
+    """Return x (T, heads, head_dim) with the first `rot_dim` numbers of each head rotated."""
     if not table.rot_dim:
         return x
     turned, rest = x[..., : table.rot_dim], x[..., table.rot_dim :]

@@ -1,18 +1,18 @@
 """Choose the next token of every row of logits.
 
-Steps, in this order: what the mask leaves out becomes impossible; add the logit bias; penalties, then those of DRY;
-(log-probabilities are those of the softmax of this). With temperature 0 the largest logit is taken. Else candidates are
-left out by top_n_sigma, top_k, typical_p, top_p, min_p and XTC, which see probabilities at the temperature, or at 1
-with `temperature_last`; with Mirostat by it alone. The token is drawn from what is left, at the temperature, which with
-`dynatemp_range` depends on what is left. `docs/sampling.md` says what each rule does, the reference below how.
+Steps, in this order: tokens outside the mask become impossible; the logit bias is added; penalties are applied, then
+those of DRY. (Log-probabilities are those of the softmax of the result.) With temperature 0, the largest logit is
+taken. Otherwise top_n_sigma, top_k, typical_p, top_p, min_p and XTC leave out candidates, by probabilities at the
+temperature, or at 1 with `temperature_last`; Mirostat replaces all of these. The token is drawn from the rest at the
+temperature, which with `dynatemp_range` depends on the rest. `docs/sampling.md` describes the rules.
 
 Candidates are ordered by falling logit, equal ones by rising id; the draw takes the first whose cumulative probability
-exceeds `uniform`. Nothing depends on the other rows. A row of logits that holds not-a-number is an error that names row
-and id: something before went wrong, and a draw from the rest would hide it.
+exceeds `uniform`. Nothing depends on the other rows. NaN in a row of logits is an error that names row and id:
+something before went wrong, and a draw from the rest would hide it.
 
-The reference computes one row after another in float64; a rule takes the candidates that are left and returns those
-that it leaves, in the same order. Sources: typical_p, Meister et al. 2022; Mirostat, Basu et al. 2021, version 2 as in
-its authors' code; top_n_sigma, Tang et al. 2024; min_p, Nguyen et al. 2024; order and details as in llama.cpp.
+The reference computes one row after another in float64; a rule takes the remaining candidates and returns those that it
+keeps, in the same order. Sources: typical_p, Meister et al. 2022; Mirostat, Basu et al. 2021, version 2 as in its
+authors' code; top_n_sigma, Tang et al. 2024; min_p, Nguyen et al. 2024; order and details as in llama.cpp.
 """
 
 # ruff: noqa: ARG001 -- every implementation takes the context
@@ -33,25 +33,25 @@ from mlxr.kernels.tensor import FloatArray, IntArray
 
 NO_IDS: IntArray = np.empty(0, np.int32)
 NO_VALUES: FloatArray = np.empty(0, np.float32)
-NO_TOKEN = -1  # in place of a token id where no token is possible
+NO_TOKEN = -1  # in place of a token id if no token is possible
 GREEDY = SamplingParams()
 
 
 def takes_likeliest(params: SamplingParams) -> bool:
-    """Whether the token is always the one with the largest logit, so that no number is drawn."""
+    """Return True if the token is always the one with the largest logit, so that no random number is needed."""
     return (
         params.temperature == 0 and params.dynatemp_range == 0 and (params.mirostat > 0 or not drops_likeliest(params))
     )
 
 
 def drops_likeliest(params: SamplingParams) -> bool:
-    """Whether a rule may leave out the likeliest token, so that greedy choice has to look at what is left."""
+    """Return True if a rule may leave out the likeliest token, so that even greedy choice must apply the rules."""
     return params.typical_p < 1 or (params.xtc_probability > 0 and params.xtc_threshold <= 0.5)
 
 
 @dataclass(slots=True, eq=False)
 class SampleRow:
-    """How the token of one row of logits is chosen: by `params`, and by what changes from token to token."""
+    """The inputs of the choice in one row of logits: `params`, and what changes from token to token."""
 
     params: SamplingParams = GREEDY
     history_ids: IntArray = field(default_factory=lambda: NO_IDS)  # distinct tokens of prompt and answer so far
@@ -59,12 +59,12 @@ class SampleRow:
     bias_ids: IntArray = field(default_factory=lambda: NO_IDS)  # distinct
     bias_values: FloatArray = field(default_factory=lambda: NO_VALUES)
     dry_ids: IntArray = field(default_factory=lambda: NO_IDS)  # distinct
-    dry_penalties: FloatArray = field(default_factory=lambda: NO_VALUES)  # by which their logits fall
+    dry_penalties: FloatArray = field(default_factory=lambda: NO_VALUES)  # subtracted from their logits
     uniform: float = 0.0  # in [0, 1): the next number of the request's own random stream
-    following_uniform: float | None = None  # the one after it, where it is known
-    chance: float = 0.0  # a second number for the same token, by which XTC decides
-    surprise_bound: float = 0.0  # what Mirostat has come to, in bits
-    top_logprobs: int = 0  # how many best tokens are wanted
+    following_uniform: float | None = None  # the one after it, if it is known
+    chance: float = 0.0  # a second random number for the same token, by which XTC decides
+    surprise_bound: float = 0.0  # Mirostat's present bound, in bits
+    top_logprobs: int = 0  # number of best tokens wanted
     mask: npt.NDArray[np.uint32] | None = (
         None  # bit i % 32 of [i // 32]: token i may be chosen; (ceil(vocabulary / 32),)
     )
@@ -72,10 +72,10 @@ class SampleRow:
 
 @dataclass(frozen=True, slots=True)
 class SampleResult:
-    """The chosen token, its log-probability, and the best tokens (as many as were asked for), best first.
+    """The chosen token, its log-probability, and the best tokens (as many as wanted), best first.
 
-    `surprise` is that of the token among those Mirostat left, in bits; 0 without Mirostat. Where no token has a finite
-    logit: NO_TOKEN, minus infinity, and none.
+    `surprise` is the token's among those that Mirostat kept, in bits; 0 without Mirostat. If no token has a finite
+    logit, the result is NO_TOKEN, minus infinity and no best tokens.
     """
 
     token_id: int
@@ -85,11 +85,11 @@ class SampleResult:
 
 
 def sample(ctx: Context, logits: FloatArray, rows: Sequence[SampleRow], *, goes_on: bool = True) -> list[SampleResult]:
-    """One result for each row of logits (R, vocabulary), which are left as they are.
+    """Return a result for each row of logits (R, vocabulary), which are not changed.
 
-    `goes_on`: the next step is likely to compute these tokens and no others, so that a GPU may begin with it.
-    Raises ValueError for ids outside the vocabulary, for values no rule allows, and for logits that are not numbers;
-    the text names the row. A row that leaves no token possible gives NO_TOKEN.
+    With `goes_on`, the next step is likely to compute exactly these tokens, so a GPU may begin with it. Raises
+    ValueError, which names the row, for ids outside the vocabulary, for values that no rule allows, and for NaN in the
+    logits. A row in which no token is possible gives NO_TOKEN.
     """
     check_floats("sample", "logits", logits, 2)
     check_size("sample", "number of rows", len(rows), logits.shape[0])
@@ -112,16 +112,15 @@ def sample(ctx: Context, logits: FloatArray, rows: Sequence[SampleRow], *, goes_
 
 
 def sample_chain(ctx: Context, logits: FloatArray, places: int) -> list[list[SampleResult]]:
-    """The likeliest column of each row, and on a GPU of up to `places - 1` steps after it, each on the tokens before.
+    """Return the likeliest token of each row, and on a GPU those of up to `places - 1` further steps, each on the last.
 
-    `logits` are those of the step that ran last. There are fewer places, or one, where the steps after it would need
-    what only the host knows.
+    `logits` are those of the last step. There are fewer places, or one, if further steps need what only the host knows.
     """
     return CHAIN.pick(ctx.device)[1](ctx, logits, places)
 
 
 def fetch_logits(ctx: Context, logits: FloatArray) -> FloatArray:
-    """The logits in the host's memory, as f32."""
+    """Return the logits in host memory, as f32."""
     return logits if isinstance(logits, np.ndarray) else FETCH.pick(ctx.device)[1](ctx, logits)
 
 
@@ -152,7 +151,7 @@ def _check_ids(where: str, ids: IntArray, values: int, vocabulary: int) -> None:
 
 Doubles = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
-MIROSTAT_CANDIDATES = 100  # from which the first version estimates the shape of the distribution
+MIROSTAT_CANDIDATES = 100  # candidates from which version 1 estimates the shape of the distribution
 # A bias of +inf means "this token": as large as float32 goes, so that the softmax stays defined.
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -182,7 +181,7 @@ def _sample_row(index: int, logits: FloatArray, row: SampleRow) -> SampleResult:
 
 
 def _adjust(logits: FloatArray, row: SampleRow) -> Doubles:
-    """Mask, logit bias, then penalties; a bias of +inf on a logit of -inf leaves the token impossible."""
+    """Apply mask, logit bias, then penalties; a bias of +inf on a logit of -inf leaves the token impossible."""
     adjusted, params = logits.astype(np.float64), row.params
     if row.mask is not None:
         allowed = np.unpackbits(row.mask.astype("<u4").view(np.uint8), count=adjusted.shape[0], bitorder="little")
@@ -199,7 +198,7 @@ def _adjust(logits: FloatArray, row: SampleRow) -> Doubles:
 
 
 def choose(logits: Doubles, row: SampleRow) -> tuple[int, float]:
-    """The place of the chosen one among `logits`, which fall and are finite, and Mirostat's surprise in bits."""
+    """Return the index of the chosen one of `logits`, which are finite and falling, and Mirostat's surprise in bits."""
     params = row.params
     if takes_likeliest(params):
         return 0, 0.0
@@ -210,13 +209,13 @@ def choose(logits: Doubles, row: SampleRow) -> tuple[int, float]:
 
 
 def _weigh(logits: Doubles, temperature: float) -> Doubles:
-    with np.errstate(over="ignore"):  # of a difference by a tiny temperature
+    with np.errstate(over="ignore"):  # a difference divided by a tiny temperature
         weights: Doubles = np.exp((logits - logits[0]) / temperature)
-    return weights  # that of the largest is exactly 1
+    return weights  # the largest is exactly 1
 
 
 def _filter(logits: Doubles, row: SampleRow) -> Places:
-    """The places that the rules leave, in the order of the rules."""
+    """Return the indices of the candidates that remain after all rules, in order."""
     params = row.params
     is_last = params.temperature_last or params.dynatemp_range > 0 or params.temperature == 0
     temperature = 1.0 if is_last else params.temperature
@@ -239,7 +238,10 @@ def _filter(logits: Doubles, row: SampleRow) -> Places:
 
 
 def _keep_typical(weights: Doubles, share: float) -> Places:
-    """Of those whose surprise is nearest to the mean one, the fewest that go beyond `share`; of equals the first."""
+    """Keep the fewest candidates, those with a surprise nearest to the mean, whose probabilities exceed `share`.
+
+    Of equal ones, the first come first.
+    """
     probabilities = weights / weights.sum()
     with np.errstate(divide="ignore", invalid="ignore"):
         surprises = -np.log(probabilities)
@@ -251,7 +253,7 @@ def _keep_typical(weights: Doubles, share: float) -> Places:
 
 
 def _find_temperature(logits: Doubles, params: SamplingParams) -> float:
-    """The temperature of the draw; with a `dynatemp_range` it rises with the entropy of what is left."""
+    """Return the temperature of the draw; with a `dynatemp_range` it rises with the entropy of the candidates."""
     if params.dynatemp_range == 0 or logits.shape[0] == 1:
         return params.temperature
     low, high = max(0.0, params.temperature - params.dynatemp_range), params.temperature + params.dynatemp_range
@@ -262,7 +264,7 @@ def _find_temperature(logits: Doubles, params: SamplingParams) -> float:
 
 
 def _draw(logits: Doubles, temperature: float, uniform: float) -> int:
-    """The first whose cumulative weight exceeds the share `uniform` of all."""
+    """Return the first candidate whose cumulative weight exceeds the share `uniform` of the total."""
     if temperature == 0:
         return 0
     cumulative = np.cumsum(_weigh(logits, temperature))
@@ -282,7 +284,7 @@ def _choose_by_mirostat(logits: Doubles, row: SampleRow) -> tuple[int, float]:
 
 
 def _count_for_mirostat(scaled: Doubles, bound: float) -> int:
-    """How many candidates version 1 keeps: it takes the likeliest for Zipfian and estimates their exponent."""
+    """Return the number of candidates that version 1 keeps: it estimates the Zipf exponent of the likeliest ones."""
     head = scaled[:MIROSTAT_CANDIDATES]
     if head.shape[0] < 2:
         return 1
@@ -297,7 +299,7 @@ def _count_for_mirostat(scaled: Doubles, bound: float) -> int:
 def _sample_native(
     ctx: Context, logits: FloatArray, rows: Sequence[SampleRow], goes_on: bool
 ) -> list[SampleResult] | None:
-    """Every row by itself, rows spread over the threads."""
+    """Choose the token of each row by itself; threads share the rows."""
     return [
         SampleResult(token_id, logprob, [TokenLogprob(*best) for best in top], surprise)
         for token_id, logprob, top, surprise in ctx.module.sample(ctx.native, logits, rows)
@@ -305,12 +307,12 @@ def _sample_native(
 
 
 def sample_one_place(ctx: Context, logits: FloatArray, places: int) -> list[list[SampleResult]]:
-    """One place, where no step is computed ahead."""
+    """Return the likeliest tokens of one place, as no step is computed ahead."""
     return [sample(ctx, logits, [SampleRow()] * logits.shape[0], goes_on=False)]
 
 
 def _keep_logits(ctx: Context, logits: FloatArray) -> FloatArray:
-    """The logits, which are in the host's memory."""
+    """Return the logits, which are in host memory."""
     return logits
 
 

@@ -1,7 +1,7 @@
-"""`sample` on a GPU: only ids and log-probabilities come back.
+"""`sample` on a GPU: only ids and log-probabilities come back to the host.
 
-The kernel knows temperature, top_k, top_p and min_p; sums are in f32. Rows with masks, penalties, biases and wanted
-candidates are computed on the host, in float64.
+The kernel knows temperature, top_k, top_p and min_p; sums are in f32. Rows with masks, penalties or biases, or of which
+best tokens are wanted, are computed on the host, in float64.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
 
 
 def sample(ctx: Context, logits: DeviceArray, rows: Sequence[SampleRow], goes_on: bool) -> list[SampleResult] | None:
-    """Every row by itself; None where `takes_rows` does not take them. If it `goes_on`, the next step may begin."""
+    """Choose the token of each row; None if `takes_rows` is False. If it `goes_on`, the next step may begin."""
     if isinstance(logits, np.ndarray) or not takes_rows(ctx, rows):
         return None
     gpu, numbers = ctx.gpu, _collect_numbers(rows)
@@ -47,9 +47,9 @@ def sample(ctx: Context, logits: DeviceArray, rows: Sequence[SampleRow], goes_on
 
 
 def sample_chain(ctx: Context, logits: FloatArray, places: int) -> list[list[SampleResult]]:
-    """The largest of each row, then of each row of the steps that follow on these; see `Steps.draw_chain`.
+    """Return the likeliest token of each row, and those of the steps that follow on these; see `Steps.draw_chain`.
 
-    One place alone where `logits` are not those of the recorded step that runs.
+    There is only one place if `logits` are not those of the recorded step that runs.
     """
     if places < 2 or not ctx.gpu.steps.has(logits):
         return sample_one_place(ctx, logits, places)
@@ -57,7 +57,7 @@ def sample_chain(ctx: Context, logits: FloatArray, places: int) -> list[list[Sam
 
 
 def _list_results(gpu: Gpu, ids: npt.NDArray[np.int32], logprobs: Numbers) -> list[SampleResult]:
-    """One result for each row; raises where logits were no numbers."""
+    """Return a result for each row; raises ValueError if logits were not numbers, DeviceError if another GPU failed."""
     broken = np.flatnonzero(~np.isfinite(logprobs))
     if broken.size and gpu.ranks is not None and gpu.ranks.has_failed:
         raise DeviceError("another GPU of the model ended")
@@ -72,13 +72,13 @@ def _take_largest(mx: Mlx, logits: DeviceArray) -> tuple[DeviceArray, DeviceArra
 
 
 def takes_rows(ctx: Context, rows: Sequence[SampleRow]) -> bool:
-    """Whether all rows draw from their logits as they stand and ask for nothing else."""
+    """Return True if the kernel can draw for all rows: from unchanged logits, with the rules that it knows."""
     draws = ctx.gpu.launcher is not None
     return all(_is_plain(row) and (draws or row.params.temperature == 0) for row in rows)
 
 
 def fetch_logits(ctx: Context, logits: DeviceArray) -> FloatArray:
-    """The logits on the host."""
+    """Return the logits on the host, as f32."""
     logits = settle(logits)
     if isinstance(logits, Buffer):
         return np.asarray(logits)
@@ -86,7 +86,7 @@ def fetch_logits(ctx: Context, logits: DeviceArray) -> FloatArray:
 
 
 def _is_plain(row: SampleRow) -> bool:
-    """Whether nothing but temperature, top_k, top_p and min_p is asked for."""
+    """Return True if the row needs nothing but temperature, top_k, top_p and min_p."""
     params = row.params
     penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
     unchanged = (penalties == (1.0, 0.0, 0.0) or not row.history_ids.shape[0]) and not row.dry_ids.shape[0]
@@ -101,7 +101,7 @@ def _has_other_rules(params: SamplingParams) -> bool:
 
 
 def _collect_numbers(rows: Sequence[SampleRow]) -> Numbers | None:
-    """What the kernel draws by; None where it takes the largest."""
+    """Return the numbers by which the kernel draws; None if it takes the largest logits."""
     if all(row.params.temperature == 0 for row in rows):
         return None
     numbers = np.zeros((len(rows), NUMBERS), np.float32)
@@ -114,7 +114,7 @@ def _collect_numbers(rows: Sequence[SampleRow]) -> Numbers | None:
 
 
 def _collect_following(rows: Sequence[SampleRow], numbers: Numbers | None) -> Numbers | EllipsisType | None:
-    """The same for the tokens after these; ... where a row does not know its number."""
+    """Return the same for the tokens after these; ... if a row does not know its next random number."""
     if numbers is None:
         return None
     uniforms = [0.0 if row.params.temperature == 0 else row.following_uniform for row in rows]

@@ -1,12 +1,12 @@
-"""NVIDIA's driver and run-time compiler through ctypes: what a recorded step needs and MLX does not give.
+"""NVIDIA's driver and run-time compiler through ctypes, for recorded steps, which MLX cannot make.
 
-Kernels are compiled from source, launched into a stream while it is captured, and the captured graph is launched as a
+Kernels are compiled from source and launched into a stream while it is captured; the captured graph is launched as a
 whole: one call for hundreds of launches. Everything happens in the device's primary context, which MLX uses as well, so
-addresses of its arrays are good here. Knows no arrays, only addresses. The API is that of the CUDA driver and of NVRTC
-12 and later (docs.nvidia.com/cuda/cuda-driver-api, .../nvrtc).
+addresses of its arrays are valid here. This module knows no arrays, only addresses. The API is that of the CUDA driver
+and of NVRTC 12 and later (docs.nvidia.com/cuda/cuda-driver-api, .../nvrtc).
 
-Compiled code is kept in the user's cache folder: MLX keeps that of its own kernels, but compiles ours anew in every
-process. So they are compiled here, for MLX's launches as well as for recorded ones.
+Compiled code is kept in the user's cache folder: MLX keeps that of its own kernels, but would compile ours again in
+every process. So they are compiled here, for MLX's launches as well as for recorded ones.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _CUDA_FOLDER = Path("/usr/local/cuda")
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR, _PROCESSORS, _LARGEST_ROOM = 75, 76, 16, 97  # CUdevice_attribute
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _TIMING, _NO_TIMING = 0, 2  # CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING
-_CAPTURE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: other threads may go on using the device
+_CAPTURE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: other threads may use the device meanwhile
 _MOST_ROOM = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-_ROOM_SHARE = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, of what it shares with the cache, in percent
+_ROOM_SHARE = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT: percent of what it shares with the cache
 _EARLY_START = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _MAP_BYTES, _MAP_ALIGNMENT = 128, 64  # CUtensorMap
 _MAP_NUMBERS, _MAP_CROSSWISE, _MAP_FETCH = 1, 3, 2  # its UINT16, SWIZZLE_128B and L2_PROMOTION_L2_128B
-_MAP_COLUMNS, _MAP_ROWS = 64, 8  # of a block: 128 bytes are brought crosswise, eight rows by eight
-_BOXES = "sm_90a"  # the one chip that has the instructions of rings.h
+_MAP_COLUMNS, _MAP_ROWS = 64, 8  # columns and rows of a block: 128 bytes are swizzled, eight rows at a time
+_BOXES = "sm_90a"  # the only architecture with the instructions of rings.h
 _HANDLE_BYTES = 64  # CUipcMemHandle
 _REACH_LAZILY = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 _ARGUMENTS: dict[str, list[Any]] = {
@@ -57,8 +57,8 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "cuEventQuery": [c_void_p],
     "cuStreamQuery": [c_void_p],
 }
-# What waits for nothing. The interpreter is kept meanwhile: each time it is given up beside a busy thread, as that of a
-# server with many streams, it comes back milliseconds later, and there are some twenty such calls in a step.
+# Calls that wait for nothing keep the interpreter's lock. A thread that releases it beside a busy one, as that of a
+# server with many streams, gets it back milliseconds later, and a step has about twenty such calls.
 _QUICK = (
     *("cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuGraphLaunch"),
     *("cuEventRecord", "cuEventQuery", "cuStreamQuery", "cuCtxSetCurrent"),
@@ -85,7 +85,7 @@ class _Launch(ctypes.Structure):
 
 
 class CudaDriver:
-    """Device 0. Raises DeviceError where the driver, the compiler or its headers are missing."""
+    """The driver of device 0. Raises DeviceError if the driver, the compiler or its headers are missing."""
 
     def __init__(self) -> None:
         self._cuda, quick = (load_library(("libcuda.so.1",), kind) for kind in (ctypes.CDLL, ctypes.PyDLL))
@@ -106,7 +106,7 @@ class CudaDriver:
             self._read_attribute(device, number)
             for number in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR, _PROCESSORS, _LARGEST_ROOM)
         )
-        # the letter: instructions of just this chip
+        # the letter allows instructions that only this architecture has
         self.architecture = f"sm_{major}{minor}{'a' if major >= 9 else ''}"
         self.starts_early = major >= 9
         self.has_boxes = self.architecture == _BOXES
@@ -122,7 +122,7 @@ class CudaDriver:
         return value.value
 
     def count_devices(self) -> int:
-        """How many GPUs this process sees."""
+        """Return the number of GPUs that this process sees."""
         count = c_int()
         self._call("cuDeviceGetCount", byref(count))
         return count.value
@@ -132,23 +132,23 @@ class CudaDriver:
         self._call("cuCtxSetCurrent", self._context)
 
     def compile(self, source: str) -> bytes:
-        """Machine code of a CUDA C++ source. Raises DeviceError with what the compiler says."""
+        """Return the machine code of a CUDA C++ source. Raises DeviceError with the compiler's message."""
         return compile_source(self._compiler, self._headers, source, self.architecture)
 
     def load(self, code: bytes, name: str) -> int:
-        """The kernel `name` of compiled code, which stays loaded for good."""
+        """Return the kernel `name` of compiled code, which stays loaded for good."""
         module, function = c_void_p(), c_void_p()
         self._call("cuModuleLoadData", byref(module), c_char_p(code))
         self._call("cuModuleGetFunction", byref(function), module, c_char_p(name.encode()))
         return function.value or 0
 
     def give_room(self, function: int, room_bytes: int) -> None:
-        """Let the kernel have so many bytes of a threadgroup's memory on top of what it declares."""
+        """Allow the kernel `room_bytes` of a threadgroup's memory besides what it declares."""
         self._call("cuFuncSetAttribute", c_void_p(function), c_int(_MOST_ROOM), c_int(room_bytes))
         self._call("cuFuncSetAttribute", c_void_p(function), c_int(_ROOM_SHARE), c_int(100))
 
     def allocate(self, size_bytes: int) -> int:
-        """The address of new memory on the device."""
+        """Return the address of new memory on the device."""
         address = c_uint64()
         self._call("cuMemAlloc_v2", byref(address), c_size_t(size_bytes))
         self._held[address.value] = size_bytes
@@ -156,11 +156,11 @@ class CudaDriver:
 
     @property
     def held_bytes(self) -> int:
-        """All that `allocate` gave, which is returned when nobody has the driver any more."""
+        """Bytes of all memory from `allocate`, which is freed with the driver."""
         return sum(self._held.values())
 
     def allocate_host(self, size_bytes: int) -> int:
-        """The address of pinned memory on the host."""
+        """Return the address of new pinned memory on the host."""
         address = c_void_p()
         self._call("cuMemAllocHost_v2", byref(address), c_size_t(size_bytes))
         return address.value or 0
@@ -171,48 +171,48 @@ class CudaDriver:
         self._call("cuCtxSynchronize")
 
     def share(self, address: int) -> bytes:
-        """Export memory that `allocate` gave: the handle by which other processes `reach` it."""
+        """Export memory from `allocate`: return the handle by which other processes `reach` it."""
         handle = _Handle()
         self._call("cuIpcGetMemHandle", byref(handle), c_uint64(address))
         return bytes(handle.data)
 
     def reach(self, handle: bytes) -> int:
-        """The address of memory that another process shares, perhaps on another device."""
+        """Return the address of memory that another process shares, perhaps on another device."""
         address = c_uint64()
         given = _Handle.from_buffer_copy(handle)
         self._call("cuIpcOpenMemHandle_v2", byref(address), given, c_uint(_REACH_LAZILY))
         return address.value
 
     def make_event(self, flags: int = _NO_TIMING) -> int:
-        """An event, which has not happened."""
+        """Return a new event, which has not happened."""
         event = c_void_p()
         self._call("cuEventCreate", byref(event), c_uint(flags))
         return event.value or 0
 
     def record(self, event: int) -> None:
-        """Let `event` happen after all that was given to the stream so far."""
+        """Let `event` happen after all present work of the stream."""
         self._call("cuEventRecord", event, self.stream)
 
     def wait(self, event: int) -> None:
         """Wait until `event` has happened."""
-        if self._cuda.cuEventQuery(event):  # not yet, or it has failed, which is told then
+        if self._cuda.cuEventQuery(event):  # not yet, or it has failed, which the next call reports
             self._call("cuEventSynchronize", event)
 
     def synchronize(self) -> None:
         """Wait until the stream is empty."""
-        if self._cuda.cuStreamQuery(self.stream):  # or has failed, which is told then
+        if self._cuda.cuStreamQuery(self.stream):  # not yet, or it has failed, which the next call reports
             self._call("cuStreamSynchronize", self.stream)
 
     def copy_in(self, address: int, host_address: int, size_bytes: int) -> None:
-        """From the host, which leaves its memory as it is until the stream has come here."""
+        """Copy from the host in the stream; the host memory must not change until the copy is done."""
         self._call("cuMemcpyHtoDAsync_v2", address, host_address, size_bytes, self.stream)
 
     def copy_out(self, host_address: int, address: int, size_bytes: int) -> None:
-        """To the host, once the stream has come here."""
+        """Copy to the host in the stream."""
         self._call("cuMemcpyDtoHAsync_v2", host_address, address, size_bytes, self.stream)
 
     def make_box(self, address: int, box: Box) -> bytes:
-        """What a kernel's argument for a matrix at `address` is that it brings in boxes (a CUtensorMap)."""
+        """Return a kernel's argument (a CUtensorMap) for a matrix at `address` that it loads in boxes."""
         held = (ctypes.c_uint8 * (_MAP_BYTES + _MAP_ALIGNMENT))()
         offset = -ctypes.addressof(held) % _MAP_ALIGNMENT
         row_bytes, rank = 2 * box.columns, 4
@@ -234,7 +234,7 @@ class CudaDriver:
         return bytes(held[offset : offset + _MAP_BYTES])
 
     def capture(self, launch_all: Callable[[], None]) -> int:
-        """A graph of what `launch_all` gives to the stream, which does not happen now."""
+        """Return a graph of what `launch_all` gives to the stream; nothing of it runs now."""
         self._call("cuStreamBeginCapture_v2", self.stream, c_int(_CAPTURE_RELAXED))
         graph, executable = c_void_p(), c_void_p()
         try:
@@ -246,11 +246,11 @@ class CudaDriver:
         return executable.value or 0
 
     def start(self, graph: int) -> None:
-        """Run a captured graph after what the stream has."""
+        """Run a captured graph after all present work of the stream."""
         self._call("cuGraphLaunch", graph, self.stream)
 
     def time(self, graph: int) -> float:
-        """Seconds that the device takes for a captured graph, which is run once before, and waited for."""
+        """Return the seconds that the device takes for a captured graph, after running it once; wait for both."""
         self.start(graph)
         self.record(self._begin)
         self.start(graph)
@@ -261,7 +261,7 @@ class CudaDriver:
         return milliseconds.value / 1e3
 
     def drop(self, graph: int) -> None:
-        """Let go of a captured graph."""
+        """Free a captured graph."""
         self._call("cuGraphExecDestroy", graph)
 
     def launch(
@@ -274,7 +274,7 @@ class CudaDriver:
         early: bool,
         room_bytes: int = 0,
     ) -> None:
-        """A kernel over arrays at these addresses, or boxes; `early` lets it start beside the launch in front of it."""
+        """Launch a kernel over arrays at these addresses, or boxes; `early` lets it start beside the last launch."""
         attribute = _Attribute(_EARLY_START, 0, 1)
         launch = _Launch(
             (c_uint * 3)(*groups),
@@ -299,11 +299,11 @@ class CudaDriver:
 def _free_all(cuda: Any, context: c_void_p, held: dict[int, int]) -> None:
     cuda.cuCtxSetCurrent(context)
     for address in held:
-        cuda.cuMemFree_v2(address)  # waits for what uses it
+        cuda.cuMemFree_v2(address)  # waits for work that uses it
 
 
 def compile_source(compiler: Any, headers: Sequence[Path], source: str, architecture: str) -> bytes:
-    """Machine code for `architecture` by the NVRTC library `compiler`."""
+    """Return machine code for `architecture`, compiled by the NVRTC library `compiler`."""
     program = c_void_p()
     _check(compiler.nvrtcCreateProgram(byref(program), c_char_p(source.encode()), None, 0, None, None))
     try:
@@ -337,7 +337,7 @@ def _check(code: int) -> None:
 
 
 def load_library(names: Sequence[str], kind: type[ctypes.CDLL] = ctypes.CDLL) -> Any:
-    """The first of these shared libraries that loads; DeviceError when none does."""
+    """Return the first of these shared libraries that loads; DeviceError if none does."""
     for name in names:
         try:
             return kind(name)
@@ -347,7 +347,7 @@ def load_library(names: Sequence[str], kind: type[ctypes.CDLL] = ctypes.CDLL) ->
 
 
 def _find_headers() -> list[Path]:
-    """Where CUDA's headers are: in the toolkit, or in NVIDIA's Python packages."""
+    """Return the folders of CUDA's headers: in the toolkit, or in NVIDIA's Python packages."""
     folders = [_CUDA_FOLDER / "include"]
     spec = importlib.util.find_spec("nvidia")
     for root in (spec.submodule_search_locations or ()) if spec else ():
@@ -360,22 +360,22 @@ def _find_headers() -> list[Path]:
 
 logger = logging.getLogger(__name__)
 MAX_COMPILERS = 8
-KEPT_BYTES = 256 * 2**20  # of code in the folder; a model of one type has some 2 MB
+KEPT_BYTES = 256 * 2**20  # most bytes of code in the folder; a model of one type has about 2 MB
 
 
 class Compiler(Protocol):
-    """What compiles for a GPU: `mlxr.kernels.gpu.cuda.driver.CudaDriver` is one."""
+    """A compiler for a GPU; `CudaDriver` implements it."""
 
     compiler: str
     architecture: str
     starts_early: bool
 
     def compile(self, source: str) -> bytes:
-        """Machine code of a CUDA C++ source."""
+        """Return the machine code of a CUDA C++ source."""
 
 
 class CudaCode:
-    """Code by kernel and variant; `folder` keeps it between processes (default: in the user's cache folder)."""
+    """Compiled code by kernel and variant; `folder` keeps it between processes (default: the user's cache folder)."""
 
     def __init__(self, compiler: Compiler, folder: Path | None = None) -> None:
         self._compiler = compiler
@@ -383,26 +383,26 @@ class CudaCode:
         self._found: dict[tuple[Kernel, Variant], tuple[str, bytes]] = {}
 
     def find(self, kernel: Kernel, variant: Variant) -> tuple[str, bytes]:
-        """The function's name and the code that has it. Raises DeviceError with what the compiler says."""
+        """Return the function's name and its code. Raises DeviceError with the compiler's message."""
         found = self._found.get((kernel, variant))
         if found is None:
             found = self._found[kernel, variant] = (name_cuda_function(kernel, variant), self._load(kernel, variant))
         return found
 
     def find_all(self, keys: Iterable[tuple[Kernel, Variant]]) -> list[tuple[str, bytes]]:
-        """`find` for each, some compiled at the same time."""
+        """Return `find` of each key; up to MAX_COMPILERS are compiled at the same time."""
         with ThreadPoolExecutor(MAX_COMPILERS) as pool:
             return list(pool.map(lambda key: self.find(*key), keys))
 
     def _load(self, kernel: Kernel, variant: Variant) -> bytes:
-        """From the folder, where it is there; else compiled, and kept if the folder takes it."""
+        """Return code from the folder; if it is not there, compile it, and keep it if the folder allows."""
         compiler = self._compiler
         source = make_cuda_source(kernel, variant, starts_early=compiler.starts_early)
         key = "\0".join((compiler.compiler, compiler.architecture, source))
         path = self._folder / f"{kernel.name}-{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.cubin"
         try:
             code = path.read_bytes()
-            os.utime(path)  # what is used stays
+            os.utime(path)  # files that are used stay
             return code
         except OSError:
             code = compiler.compile(source)
@@ -410,7 +410,7 @@ class CudaCode:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             scratch.write_bytes(code)
-            scratch.replace(path)  # whole or not at all, also when two processes compile the same
+            scratch.replace(path)  # whole or not at all, even if two processes compile the same
             prune_folder(self._folder, KEPT_BYTES)
         except OSError as error:
             logger.warning("compiled kernels are not kept: %s", error)
@@ -418,7 +418,7 @@ class CudaCode:
 
 
 def prune_folder(folder: Path, kept_bytes: int) -> None:
-    """Remove what was not used for the longest time until the rest is no more than that. Raises OSError."""
+    """Remove the least recently used files until at most `kept_bytes` remain. Raises OSError."""
     files = sorted(((path, path.stat()) for path in folder.glob("*.cubin")), key=lambda file: file[1].st_mtime)
     excess_bytes = sum(told.st_size for _, told in files) - kept_bytes
     for path, told in files:

@@ -1,8 +1,8 @@
-"""NVIDIA's driver as what runs recorded launches: one stream, in which everything happens in the order given; and
-NVIDIA's matrix products (cuBLASLt) through ctypes, which a recorded step takes for more rows than our kernels like.
+"""The machine that runs recorded launches on NVIDIA GPUs, in the order of one stream; and NVIDIA's matrix products
+(cuBLASLt) through ctypes, which recorded steps use for more rows than our kernels take.
 
-For each shape the library names some algorithms; which one is taken is measured once, over weights that come from the
-GPU's memory as they do in a step. The API is that of cuBLASLt 12 and later (docs.nvidia.com/cuda/cublas).
+The library names some algorithms for each shape; the best one is measured once, over weights that come from the GPU's
+memory as they do in a step. The API is that of cuBLASLt 12 and later (docs.nvidia.com/cuda/cublas).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _TRANSPOSE_FIRST, _TRANSPOSED = 3, 1
 _WORKSPACE_ATTRIBUTE, _WORKSPACE_BYTES = 1, 32 << 20
 _BATCHES, _DISTANCE = 5, 6  # cublasLtMatrixLayoutAttribute_t
 _CANDIDATES, _REPEATS = 32, 3
-_COLD_BYTES = 256 << 20  # of weights in turns: more than a GPU's cache keeps
-_ALIKE = 1.02  # times that are taken for the same
+_COLD_BYTES = 256 << 20  # bytes of different weights in a measurement: more than a GPU's cache keeps
+_ALIKE = 1.02  # ratio of times that count as equal
 
 
 class _Candidate(ctypes.Structure):
@@ -49,9 +49,9 @@ class _Candidate(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """x (tokens, inputs) times a weight (outputs, inputs), both of type `kind`, the result too.
+    """The shape of a product: x (tokens, inputs) times a weight (outputs, inputs), all of type `kind`.
 
-    With `shares`, that many results in f32, each of its own share of the inputs.
+    With `shares`, there are that many results in f32, each from its own share of the inputs.
     """
 
     tokens: int
@@ -62,7 +62,7 @@ class Shape:
 
     @property
     def weight_bytes(self) -> int:
-        """Size of the weight in bytes."""
+        """The size of the weight in bytes."""
         return self.outputs * self.inputs * (4 if self.kind == "float32" else 2)
 
 
@@ -76,7 +76,7 @@ class _Plan:
 
 
 class CudaProducts:
-    """Products on the driver's stream. Raises DeviceError where the library is missing."""
+    """The library's products on the driver's stream. Raises DeviceError if the library is missing."""
 
     def __init__(self, driver: CudaDriver) -> None:
         self._driver, self._library = driver, load_library(_NAMES)
@@ -87,9 +87,9 @@ class CudaProducts:
         self._plans: dict[Shape, _Plan] = {}
 
     def prepare(self, shape: Shape, runs: Sequence[Sequence[int]]) -> None:
-        """Choose the algorithm for a shape, by runs over such addresses of x, a weight and the result.
+        """Choose the algorithm for a shape by running it over these addresses of x, a weight and the result.
 
-        The results hold anything afterwards; nothing may be captured now.
+        The results are overwritten; the stream must not be captured meanwhile.
         """
         if shape in self._plans:
             return
@@ -98,11 +98,11 @@ class CudaProducts:
         self._plans[shape] = plans[choose_first([self._time(plan, runs) for plan in plans])]
 
     def multiply(self, shape: Shape, x: int, weight: int, out: int) -> None:
-        """out (tokens, outputs), or (shares, tokens, outputs); `prepare` knows the shape."""
+        """Multiply into out (tokens, outputs), or (shares, tokens, outputs); the shape must be prepared."""
         self._run(self._plans[shape], x, weight, out)
 
     def _list_plans(self, shape: Shape) -> list[_Plan]:
-        """In the library's words, whose matrices stand by columns: out = weight transposed times x."""
+        """Return the library's algorithms for a shape; as matrices are column-major, out = weight transposed * x."""
         kind, made = _TYPES[shape.kind], _TYPES["float32" if shape.shares else shape.kind]
         shares, tokens, outputs, inputs = max(1, shape.shares), shape.tokens, shape.outputs, shape.inputs
         each = inputs // shares
@@ -144,7 +144,7 @@ class CudaProducts:
         return [_Plan(description, weight, x, out, candidate) for candidate in found]
 
     def _make_layout(self, kind: int, shape: tuple[int, int], leading: int, shares: int, distance: int) -> c_void_p:
-        """`shares` matrices of rows and columns, each column `leading` numbers behind the one before."""
+        """Return the layout of `shares` matrices `distance` numbers apart, with columns `leading` numbers apart."""
         layout, rows, columns = c_void_p(), *map(c_uint64, shape)
         self._call("cublasLtMatrixLayoutCreate", byref(layout), c_int(kind), rows, columns, c_int64(leading))
         for attribute, value in ((_BATCHES, c_int(shares)), (_DISTANCE, c_int64(distance))):
@@ -153,7 +153,7 @@ class CudaProducts:
         return layout
 
     def _time(self, plan: _Plan, runs: Sequence[Sequence[int]]) -> float:
-        """Seconds of all runs, one after another; infinite where the algorithm does not run."""
+        """Return the seconds of all runs, one after another; infinite if the algorithm does not run."""
 
         def run_all() -> None:
             for x, weight, out in runs:
@@ -197,7 +197,7 @@ class CudaProducts:
 
 
 def choose_first(times_s: Sequence[float]) -> int:
-    """The first that takes about as long as the fastest, so that noise seldom changes what is chosen."""
+    """Return the index of the first time that is about the least, so that noise seldom changes the choice."""
     least = min(times_s)
     return next(index for index, time_s in enumerate(times_s) if time_s <= _ALIKE * least)
 
@@ -220,14 +220,17 @@ def _shape_of(product: Product) -> Shape:
 
 
 def open_launches(launches: Sequence[Launch | Product]) -> Sequence[Launch | Product]:
-    """Where threadgroups of two launches fit beside each other, because some declare so: launches that let them."""
+    """Return launches that let the next one start early, if some launch needs `room_bytes`; otherwise the same ones.
+
+    Then threadgroups of two launches fit beside each other.
+    """
     if not any(isinstance(launch, Launch) and launch.room_bytes for launch in launches):
         return launches
     return [replace(each, variant=each.variant.opening()) if isinstance(each, Launch) else each for each in launches]
 
 
 class CudaMachine:
-    """NVIDIA's driver; `launcher` is MLX's way, by which addresses of MLX's arrays are found."""
+    """The machine of NVIDIA's driver; `launcher`, which is MLX's, finds the addresses of MLX's arrays."""
 
     def __init__(self, mx: Mlx, launcher: Launcher, driver: CudaDriver, code: CudaCode) -> None:
         self._mx, self._launcher, self._driver, self._code = mx, launcher, driver, code
@@ -237,16 +240,16 @@ class CudaMachine:
         self.has_boxes = driver.has_boxes
         self.processors, self.room_bytes = driver.processors, driver.room_bytes
         self.memory = StepMemory(self._allocate)
-        self._staging: dict[int, list[tuple[int, int]]] = {}  # pinned memory and its event by bytes, free again
+        self._staging: dict[int, list[tuple[int, int]]] = {}  # free pinned memory and its event, by bytes
         self._written: list[tuple[int, int, int]] = []
 
     @property
     def held_bytes(self) -> int:
-        """`memory`, and what the library of products works in."""
+        """Bytes of `memory` and of the product library's workspace."""
         return self._driver.held_bytes
 
     def drop(self, prepared: Mapping[str, int]) -> None:
-        """Let go of graphs, once nothing runs any more."""
+        """Free graphs, after waiting for the stream."""
         self.synchronize()
         for graph in prepared.values():
             self._driver.drop(graph)
@@ -287,24 +290,24 @@ class CudaMachine:
         return self._driver.capture(launch_all)
 
     def start(self, prepared: int) -> None:
-        """Launch a captured graph, to run after what the stream has."""
+        """Launch a captured graph, to run after all present work of the stream."""
         self._driver.start(prepared)
 
     def write(self, address: int, values: AnyArray) -> None:
-        """By way of pinned memory, which is used again when the copy has happened."""
+        """Copy to the device through pinned memory, which is reused after the copy."""
         self._driver.enter()
         place, event = self._borrow(values.nbytes)
         ctypes.memmove(place, values.ctypes.data, values.nbytes)
         self._driver.copy_in(address, place, values.nbytes)
         self._driver.record(event)
         self._written.append((values.nbytes, place, event))
-        if len(self._written) > 8:  # by now the oldest one has long happened
+        if len(self._written) > 8:  # by now the oldest copy is long done
             nbytes, place, event = self._written.pop(0)
             self._driver.wait(event)
             self._staging[nbytes].append((place, event))
 
     def read(self, address: int, size: int, dtype: npt.DTypeLike) -> _Under:
-        """By way of pinned memory."""
+        """Start copying to the host through pinned memory."""
         self._driver.enter()
         nbytes = size * np.dtype(dtype).itemsize
         place, event = self._borrow(nbytes)
@@ -318,7 +321,7 @@ class CudaMachine:
         self._driver.synchronize()
 
     def collect(self, place: int, event: int, size: int, dtype: np.dtype[Any]) -> AnyArray:
-        """What has come into pinned memory."""
+        """Wait for a copy and return its numbers from pinned memory."""
         self._driver.wait(event)
         values = np.empty(size, dtype)
         ctypes.memmove(values.ctypes.data, place, values.nbytes)
@@ -342,7 +345,7 @@ class CudaMachine:
                 self._driver.give_room(self._functions[key], rooms[key])
 
     def _find_arrays(self, arrays: Sequence[Any]) -> dict[int, int]:
-        """The address of each of MLX's arrays, by identity."""
+        """Return the address of each of MLX's arrays, by identity."""
         mx, found = self._mx, {id(array): array for array in arrays if not isinstance(array, int)}
         told: list[Any] = [
             self._launcher.launch(ADDRESS, [array], groups=(1, 1, 1), threads=32, outputs=[((8,), mx.int64)])[0]
