@@ -82,9 +82,7 @@ class ChatRequest(RequestOptions):
     tools: Sequence[Tool] = ()
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
-    think: bool | str | None = (
-        None  # on, off or an effort, if the template has a switch; None: the template's default
-    )
+    think: bool | str | None = None  # on, off or an effort, if the template has a switch; None: the template's default
     ending: Ending = "new turn"
     chat_template: str | None = None  # to use instead of the model's, or the name of one that comes with mlxr
     template_values: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))  # further variables
