@@ -1,4 +1,4 @@
-"""`mlxr bench`, `profile` and `kernels`: how fast a model is here, where the time goes, and what runs on a GPU."""
+"""`mlxr bench`, `profile` and `kernels`: a model's speed, a profile of its time, and the source of GPU kernels."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def bench(
 ) -> None:
     """Measure prefill and decode speed, in tokens per second of the whole batch.
 
-    With --draft, also what drafts bring where text goes on: the same answers come without and with them, in turns.
+    With --draft, also compare the speed without and with drafts, in turns, with answers that continue a text.
     """
     load = Load(prompt_tokens, generate_tokens, batch)
     with show_progress("loading") as progress:
@@ -141,7 +141,7 @@ def list_drafts(drafts: DraftSpeed | None) -> list[tuple[str, str]]:
 
 
 def format_limits(limits: MachineLimits | None, bandwidth: float) -> list[tuple[str, str]]:
-    """What the probe measured, now or earlier, and the share of it that decoding used."""
+    """Return the row with the machine's limits, as measured now or earlier, and the share that decoding used."""
     if limits is None:
         return []
     return [
@@ -154,7 +154,7 @@ def format_limits(limits: MachineLimits | None, bandwidth: float) -> list[tuple[
 
 
 def format_spread(spread: Spread) -> str:
-    """The median, with the smallest and the largest value in brackets."""
+    """Return the median, with the smallest and the largest value in brackets."""
     return f"{spread.median:.1f} ({spread.min:.1f} to {spread.max:.1f})"
 
 
@@ -183,8 +183,8 @@ def profile(
     """Show where the time of a model's steps goes, kernel by kernel.
 
     The prompts are computed and some tokens decoded, once as always and once with
-    every kernel timed. On a GPU each launch is waited for while it is timed, so its
-    steps are slower then, and what usually overlaps does not.
+    every kernel timed. On a GPU the timing waits for each launch, so these steps are
+    slower, and kernels that usually overlap do not.
     """
     load = Load(prompt_tokens, steps, sequences)
     with show_progress("loading") as progress:
@@ -207,7 +207,7 @@ def profile(
 
 
 def find_limits(loaded: LoadedModel, settings: Settings) -> MachineLimits | None:
-    """Return what the probe measured of this machine, now if never before; None where it cannot."""
+    """Return the machine's limits, measured now if never before; None if that is impossible."""
     if loaded.ctx.device != "cpu":
         return None
     kept = KeptLimits(settings)
@@ -233,7 +233,7 @@ def describe_limits(limits: MachineLimits | None) -> str:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write one JSON document; raises InvalidRequest where the file cannot be written."""
+    """Write one JSON document; raises InvalidRequest if the file cannot be written."""
     try:
         path.write_text(json_format.dumps(value, allow_nan=False))
     except OSError as error:
@@ -243,7 +243,7 @@ def write_json(path: Path, value: object) -> None:
 def describe_run(
     model: str, loaded: LoadedModel, load: Load, phases: Sequence[PhaseProfile], limits: MachineLimits | None
 ) -> dict[str, object]:
-    """All numbers of a profile, for JSON."""
+    """Return all numbers of a profile, for JSON."""
     return {
         "model": model,
         **asdict(load),
@@ -267,7 +267,7 @@ def describe_run(
 
 
 def rate(row: KernelTime, phase: PhaseProfile, limits: MachineLimits | None) -> dict[str, float | None]:
-    """A kernel's share of its phase and what it did in a second; None for what is not known."""
+    """Return a kernel's share of its phase and its work per second; None for unknown values."""
     timed = row.seconds > 0
     read = row.nbytes / row.seconds if timed and row.nbytes else None
     macs = row.macs / row.seconds if timed and row.macs else None
@@ -281,7 +281,7 @@ def rate(row: KernelTime, phase: PhaseProfile, limits: MachineLimits | None) -> 
 
 
 def print_phase(phase: PhaseProfile, limits: MachineLimits | None, *, is_gpu: bool) -> None:
-    """The table of one phase."""
+    """Print the table of one phase."""
     rows = [format_kernel(row, phase, limits, is_gpu=is_gpu) for row in phase.profile.kernels]
     between_s = max(0.0, phase.seconds - phase.profile.seconds)
     columns = GPU_COLUMNS if is_gpu else COLUMNS
@@ -297,7 +297,7 @@ def print_phase(phase: PhaseProfile, limits: MachineLimits | None, *, is_gpu: bo
 
 
 def format_kernel(row: KernelTime, phase: PhaseProfile, limits: MachineLimits | None, *, is_gpu: bool) -> list[str]:
-    """One line of a table."""
+    """Return one row of the table."""
     rates = rate(row, phase, limits)
     cells = [row.operator, row.variant if row.implementation != "mlx" else f"mlx {row.variant}", f"{row.calls}"]
     cells += [f"{1000 * row.seconds:.2f}" if row.seconds else NOTHING, _format_share(rates["share"])]

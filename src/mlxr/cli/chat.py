@@ -55,11 +55,11 @@ Complete = Callable[[str], list[str]]
 
 
 def read_lines(*, is_interactive: bool, complete: Complete, draft: Callable[[], str]) -> Iterator[str]:
-    """Lines of stdin until its end. A line that is not UTF-8 is left out, and a note says so.
+    """Yield the lines of stdin until its end. A line that is not UTF-8 is left out, with a note.
 
-    Where three quotes stand at the beginning of a line, or of the text of `/set system`, all up to the next three
-    quotes is one line. `complete` gives what Tab may make of the beginning of a line, `draft` the text that a new line
-    begins with, to be edited.
+    Three quotes at the beginning of a line, or of the text of `/set system`, begin a text of several lines, up to the
+    next three quotes. `complete` returns the completions of a line's beginning for Tab, `draft` the text that a new
+    line begins with, for editing.
     """
     source = _Terminal(complete, draft) if is_interactive else _Pipe()
     while (line := source.read(PROMPT)) is not None:
@@ -86,7 +86,7 @@ class _Pipe:
         self._number = 0
 
     def read(self, _prompt: str, *, is_more: bool = False) -> str | None:
-        """The next line that is text; None at the end."""
+        """Return the next line that is UTF-8; None at the end."""
         del is_more
         for line in sys.stdin.buffer:
             self._number += 1
@@ -113,13 +113,15 @@ class _Terminal:
                 self._found = complete(readline.get_line_buffer())
             return self._found[state] if state < len(self._found) else None
 
-        readline.set_completer_delims("\n")  # a whole line is completed
+        readline.set_completer_delims("\n")  # Tab completes the whole line
         readline.set_completer(choose)
         is_libedit = "libedit" in (readline.__doc__ or "")
         readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
 
     def read(self, prompt: str, *, is_more: bool = False) -> str | None:
-        """The next line; None at the end. Ctrl-C empties the line, and gives up a text of several lines (`is_more`)."""
+        """Return the next line; None at the end. Ctrl-C empties the line, or gives up a text of several lines
+        (`is_more`).
+        """
         while True:
             text = "" if is_more else self._draft()
             self._readline.set_startup_hook(partial(self._readline.insert_text, text) if text else None)
@@ -155,27 +157,27 @@ class Session(Protocol):
     given: dict[str, object]
     is_verbose: bool
     is_over: bool
-    renders: bool  # Markdown, where stdout is a terminal
-    draft: str  # what the next line begins with
-    files: list[str]  # that go with the next question
-    pictures: list[Mapping[str, object]]  # that go with it, too
+    renders: bool  # Markdown, if stdout is a terminal
+    draft: str  # the text that the next line begins with
+    files: list[str]  # texts for the next question
+    pictures: list[Mapping[str, object]]  # for the next question, too
 
     def answer(self, question: str, pictures: Pictures = ()) -> None:
-        """Ask the model, about `pictures` and those that go with the next question, and show what it says.
+        """Ask the model, with `pictures` and those that wait for the next question, and show its answer.
 
         Raises MlxrError.
         """
 
     def begin(self) -> None:
-        """Start the conversation anew with the model and the parameters as they are now."""
+        """Start the conversation anew with the current model and parameters."""
 
     def apply_parameters(self) -> None:
-        """Let the parameters as they are now hold for the next answers; raises InvalidRequest for wrong ones."""
+        """Use the current parameters for the next answers; raises InvalidRequest for wrong ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatCommand:
-    """A row. `words` are what may follow, for the help and for Tab."""
+    """A command of the chat. `words` are those that may follow it, for the help and for Tab."""
 
     name: str
     usage: str
@@ -185,7 +187,7 @@ class ChatCommand:
 
 
 def run_command(session: Session, line: str) -> None:
-    """Do what a line that begins with `/` says; raises MlxrError for what cannot be done."""
+    """Run the command of a line that begins with `/`; raises MlxrError if that fails."""
     name, _, rest = line.partition(" ")
     command = BY_NAME.get(name)
     if command is None:
@@ -194,7 +196,7 @@ def run_command(session: Session, line: str) -> None:
 
 
 def complete(line: str) -> list[str]:
-    """The lines that Tab may make of the beginning of one."""
+    """Return the lines to which Tab may complete a line's beginning."""
     name, space, rest = line.partition(" ")
     if not space:
         return sorted(known for known in BY_NAME if known.startswith(name))
@@ -243,7 +245,7 @@ def _undo(session: Session, _: str) -> None:
 
 
 def _answer_anew(session: Session, turn: Turn, question: str) -> None:
-    """Ask instead of a turn that was taken; it comes back where the question fails."""
+    """Ask in place of a turn that was removed; the turn comes back if the question fails."""
     turns = list(session.conversation.turns)
     try:
         session.answer(question, turn.pictures)
@@ -297,7 +299,7 @@ def _add_picture(session: Session, words: str) -> None:
 
 
 def _split_file(command: str, words: str) -> tuple[str, str]:
-    """The file that a command names, and the question behind it; raises InvalidRequest where it names none."""
+    """Return the file that a command names, and the question behind it; raises InvalidRequest if it names none."""
     match = _FILE.match(words)
     if match is None:
         raise InvalidRequest(command, "needs a file, in quotes where its name has spaces, and perhaps a question")
@@ -451,7 +453,7 @@ def _set_markdown(renders: bool) -> Callable[[Session, str], None]:
 
 
 def _set_think(session: Session, words: str) -> None:
-    """Let the model think: as much as it likes, with an effort, or at most so many tokens."""
+    """Let the model think: without limit, with an effort, or for at most a number of tokens."""
     if words.isascii() and words.isdigit():
         _set_parameter(session, f"thinking_budget {words}")
         words = ""
@@ -561,12 +563,12 @@ class Chat:
         self.conversation = self._make_conversation(system)
 
     def begin(self) -> None:
-        """Start the conversation anew with the model and the parameters as they are now."""
+        """Start the conversation anew with the current model and parameters."""
         self.conversation = self._make_conversation(None)
         self.pictures.clear()
 
     def apply_parameters(self) -> None:
-        """Let the parameters as they are now hold for the next answers; raises InvalidRequest for wrong ones."""
+        """Use the current parameters for the next answers; raises InvalidRequest for wrong ones."""
         self.conversation.sampling = make_sampling(self.model.parameters, self.given)
 
     def run(self) -> None:
@@ -580,7 +582,7 @@ class Chat:
                 return
 
     def _guard(self, work: Callable[[], None], *, ends_pipe: bool) -> None:
-        """Do something. What fails is said and forgotten; in a pipe, a question that fails ends the command."""
+        """Run `work` and print its error, if it fails; in a pipe, a question that fails ends the command."""
         try:
             work()
         except MlxrError as error:
@@ -593,9 +595,9 @@ class Chat:
         return draft
 
     def answer(self, question: str, pictures: Pictures = ()) -> None:
-        """Ask the model, with the files and pictures that were read for it, and show what it says.
+        """Ask the model, with the files and pictures that wait for the question, and show its answer.
 
-        Raises MlxrError. Pictures that waited are left out from then on, as one of them may be the reason.
+        Raises MlxrError; then the waiting pictures are dropped, as one of them may be the reason.
         """
         start_s = time.perf_counter()
         whole = "\n\n".join([question, *self.files])
@@ -623,9 +625,9 @@ class Chat:
 
 
 def show_answer(stream: AnswerStream, *, renders: bool = True) -> tuple[str, Finish]:
-    """Print an answer as it grows; Ctrl-C ends it, and what was said so far counts.
+    """Print an answer as it grows; Ctrl-C ends it, and the text so far counts.
 
-    Returns the text without reasoning, and how the answer ended. Raises MlxrError when it failed.
+    Returns the text without reasoning, and the end of the answer. Raises MlxrError if it failed.
     """
     pieces = []
     finish: Finish | None = None
@@ -648,7 +650,7 @@ def show_answer(stream: AnswerStream, *, renders: bool = True) -> tuple[str, Fin
 @contextmanager
 def stop_on_interrupt(stream: AnswerStream) -> Iterator[None]:
     """Let Ctrl-C cancel the answer between two steps instead of breaking into one."""
-    if threading.current_thread() is not threading.main_thread():  # only there may signals be handled
+    if threading.current_thread() is not threading.main_thread():  # only that thread can handle signals
         yield
         return
 

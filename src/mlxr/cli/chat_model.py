@@ -1,4 +1,4 @@
-"""The model that a chat talks with: opened here or at a server, what is known of it, and how it is saved anew."""
+"""The model that a chat talks with: opens it here or at a server, describes it, and saves it as a new model."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from mlxr.service.catalogue import open_registry, recommend
 from mlxr.service.opening import find_own_adapter, find_record, note_use
 
 ANSWER_SHARE = 4  # a question leaves at least this part of the context to its answer, as long as turns can be dropped
-BYTES_PER_TOKEN = 3  # an estimate for text that nobody has tokenised yet
+BYTES_PER_TOKEN = 3  # an estimate for text that is not tokenised yet
 Show = Callable[[AnswerStream], tuple[str, Finish]]
 Pictures = Sequence[Mapping[str, object]]
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question and its answer; `tokens` is what they take of the context, the first with the system message.
+    """A question and its answer; they take `tokens` of the context, the first turn with the system message.
 
-    `pictures` are parts of the question, as `make_part` makes them.
+    `pictures` are parts of the question, made by `make_part`.
     """
 
     question: str
@@ -39,14 +39,14 @@ class Turn:
 
     @property
     def messages(self) -> tuple[dict[str, str], dict[str, str]]:
-        """The two as messages, without pictures."""
+        """The question and the answer as messages, without pictures."""
         return {"role": "user", "content": self.question}, {"role": "assistant", "content": self.answer}
 
 
 class Conversation:
     """A conversation with one model. It keeps as many of the latest turns as the context holds.
 
-    `opening` are the messages that it begins with, besides the system message. What is set here holds from the next
+    `opening` are the messages that it begins with, besides the system message. Changed attributes hold from the next
     question on.
     """
 
@@ -68,7 +68,7 @@ class Conversation:
 
     @property
     def messages(self) -> list[Mapping[str, str]]:
-        """All that was said, without the system message and without pictures."""
+        """All messages, without the system message and without pictures."""
         return [*self._opening, *(message for turn in self.turns for message in turn.messages)]
 
     def reset(self) -> None:
@@ -76,11 +76,11 @@ class Conversation:
         self.turns.clear()
 
     def ask(self, question: str, show: Show, pictures: Pictures = ()) -> Finish:
-        """Answer a question about `pictures`, if there are any. Returns how the answer ended.
+        """Answer a question about `pictures`, if there are any. Returns the end of the answer.
 
         `show` prints the stream of the answer and returns its text and its end.
-        The oldest turns are dropped while the context is full, and a note says how many. Raises ContextFull for a
-        question that is too long by itself, and what the model raises; the turns are as before then.
+        The oldest turns are dropped while the context is full, and a note says how many. Raises ContextFull if the
+        question is too long by itself, and the model's errors; the turns then stay as before.
         """
         kept = self._drop_estimated(question) if self.keeps_history else []
         while True:
@@ -113,7 +113,7 @@ class Conversation:
         return [*system, *self._opening, *said, _show_with(pictures, question)]
 
     def _drop_estimated(self, question: str) -> list[Turn]:
-        """The turns that leave room for the question and a fair answer, by what is known of their tokens."""
+        """Return the turns that leave room for the question and a fair answer, by an estimate of tokens."""
         kept, context_tokens = list(self.turns), self._context_tokens
         if context_tokens is None:
             return kept
@@ -126,7 +126,7 @@ class Conversation:
         return kept
 
     def _note_end(self, finish: Finish, tokens: int) -> None:
-        """Say when the end of the context cut the answer; it is known from then on how long the context is."""
+        """Print a note if the end of the context cut the answer; the context's length is known from then on."""
         max_tokens = self.sampling.max_tokens
         if finish.reason is FinishReason.LENGTH and finish.usage.completion_tokens != max_tokens:
             self._context_tokens = tokens
@@ -134,7 +134,7 @@ class Conversation:
 
 
 def _show_with(pictures: Pictures, question: str) -> Mapping[str, object]:
-    """A question as a message, its pictures before it."""
+    """Return a question as a message, its pictures before it."""
     return {"role": "user", "content": [*pictures, {"type": "text", "text": question}] if pictures else question}
 
 
@@ -151,7 +151,7 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """Holds what `/show` shows of a model; `parameters` are lines of name and value."""
+    """The details of a model that `/show` prints; `parameters` are lines of name and value."""
 
     info: Mapping[str, str] = field(default_factory=dict)
     parameters: Sequence[str] = ()
@@ -162,10 +162,10 @@ class ModelCard:
 
 
 class ChatModel(Closes):
-    """One model at a time. `name` None is the default model, of this machine or the server's.
+    """The model of a chat, one at a time. `name` None is the default model, of this machine or the server's.
 
-    `parameters` and `messages` are what the model brings along (see `mlxr create`). At a server there are no messages,
-    since the server adds them itself.
+    `parameters` and `messages` are the model's own (see `mlxr create`). At a server there are no messages, since the
+    server adds them itself.
     """
 
     def __init__(self, name: str | None, settings: Settings, url: str | None) -> None:
@@ -176,29 +176,29 @@ class ChatModel(Closes):
 
     @property
     def title(self) -> str:
-        """Return the name that people use for the model."""
+        """The name that people use for the model."""
         return self.name or self._url or ""
 
     @property
     def parameters(self) -> Mapping[str, object]:
-        """Sampling parameters under Ollama's names."""
+        """The sampling parameters, under Ollama's names."""
         if self._url is not None:
             return ask_parameters(self._settings, self._url, self.name)
         return {**recommend(self._record.path), **self._record.parameters}
 
     @property
     def messages(self) -> list[Message]:
-        """Messages that every conversation begins with."""
+        """The messages that every conversation begins with."""
         return list(self._record.messages) if self._url is None else []
 
     def load(self, name: str) -> None:
-        """Talk with another model from now on. The one before is closed first, so that there is memory for the other.
+        """Use another model from now on. The old one is closed first, to free its memory.
 
-        When the other cannot be opened, the one before comes back, and MlxrError says why.
+        If the new one cannot be opened, the old one comes back, and MlxrError says why.
         """
         before = self.name
         if self._url is None:
-            self._find_record(name)  # a wrong name is told before anything is closed
+            self._find_record(name)  # raises for a wrong name before anything is closed
         self._stack.close()
         self.name = name
         try:
@@ -219,7 +219,7 @@ class ChatModel(Closes):
     ) -> None:
         """Make the model `name` of this one, with a system message, parameters under Ollama's names and messages.
 
-        Raises NameTaken, or what the server says, where another model has the name, unless this one `replaces` it.
+        If another model has the name, raises NameTaken or the server's error, unless the new model `replaces` it.
         """
         if self._url is None:
             changes = Changes(system=system, parameters=parameters, messages=messages or None)
@@ -287,5 +287,5 @@ class ChatModel(Closes):
         return self.name
 
     def close(self) -> None:
-        """Let go of the model."""
+        """Close the model."""
         self._stack.close()

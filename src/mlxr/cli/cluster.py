@@ -21,7 +21,7 @@ from mlxr.service.catalogue import choose_default, open_registry
 
 
 class Action(StrEnum):
-    """What to do with a cluster."""
+    """The actions of `mlxr cluster`."""
 
     SERVE = "serve"
     UPDATE = "update"
@@ -72,7 +72,7 @@ RayAddress = Annotated[
 
 
 def reserve_gpus(settings: ServerSettings) -> float:
-    """Count the GPUs that a replica reserves by default: all that compute a model together, none where one does."""
+    """Return the GPUs that a replica reserves by default: all that compute a model together, none if one does."""
     return float(settings.gpus) if settings.gpus > 1 else 0.0
 
 
@@ -124,7 +124,7 @@ def cluster(
 
 
 def require_ray() -> None:
-    """Raise SettingError where Ray is not installed."""
+    """Raise SettingError if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
         raise SettingError(
             "mlxr cluster needs Ray, which is not installed: pip install 'ray[serve]', or mlxr's extra `ray`"
@@ -132,7 +132,7 @@ def require_ray() -> None:
 
 
 def list_changed(settings: Settings) -> dict[str, object]:
-    """The settings that differ from their defaults, by name."""
+    """Return the settings that differ from their defaults, by name."""
     values = {name: getattr(settings, name) for name in BY_NAME}
     return {name: value for name, value in values.items() if value != BY_NAME[name].default}
 

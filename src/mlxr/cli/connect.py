@@ -1,4 +1,4 @@
-"""`mlxr connect`: how other programs are told of this server, as text to copy or written into their files."""
+"""`mlxr connect`: configures other programs for this server, as text to copy or written into their files."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from mlxr.cli.terminal import print_note
 from mlxr.core.errors import InvalidRequest, MlxrError, NotFound
 from mlxr.core.settings import Settings
 
-USUAL_CONTEXT_TOKENS = 32768  # where the model is not here, so that its context is not known
+USUAL_CONTEXT_TOKENS = 32768  # assumed for a model that is not here
 ANSWER_TOKENS = 8192
-ASK_S = 3.0  # for the server to say what it is
-AGENT_TOKENS = 16384  # what instructions and tools of coding agents take, about
-PATIENCE_MS = 3_600_000  # of agents until an answer begins; their five minutes are few where processors are small
+ASK_S = 3.0  # the time-out for the server's facts
+AGENT_TOKENS = 16384  # about what instructions and tools of coding agents take
+PATIENCE_MS = 3_600_000  # of agents until an answer begins; their own five minutes are too few for small processors
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Describes the server to a program: address without /v1, key (any, where none is set), model and context."""
+    """The server's facts for a program: address without /v1, key (any, if none is set), model and context."""
 
     url: str
     key: str
@@ -39,24 +39,24 @@ class Server:
 
     @property
     def answer_tokens(self) -> int:
-        """Return the most tokens of one answer: a quarter of the context, and not over ANSWER_TOKENS."""
+        """The most tokens of one answer: a quarter of the context, at most ANSWER_TOKENS."""
         return min(ANSWER_TOKENS, self.context_tokens // 4)
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Tells one program of a server. `file` is relative to the home folder; one in JSON is merged, not replaced."""
+    """The configuration of one program. `file` is relative to the home folder; one in JSON is merged, not replaced."""
 
     title: str
-    command: str  # how it is started then; MODEL stands for the model
+    command: str  # starts the configured program; MODEL stands for the model
     file: str = ""
     content: Callable[[Server], str] = lambda _: ""
     variables: Mapping[str, str] = field(default_factory=dict)  # URL, KEY and MODEL stand for the server's
     others: Mapping[str, str] = field(default_factory=dict)  # further files, with the JSON to merge into each
-    note: str = ""  # on what the program says of this server; MODEL stands for the model
+    note: str = ""  # for the user; MODEL stands for the model
 
     def list_files(self, server: Server) -> Mapping[Path, str]:
-        """Return what each file of the home folder gets."""
+        """Return the text for each file of the home folder."""
         texts = ({self.file: self.content(server)} if self.file else {}) | dict(self.others)
         return {Path.home() / name: text for name, text in texts.items()}
 
@@ -121,14 +121,14 @@ RECIPES: Mapping[str, Recipe] = {
         _claude,
         {
             "ANTHROPIC_BASE_URL": "URL",
-            "ANTHROPIC_AUTH_TOKEN": "KEY",  # of an ANTHROPIC_API_KEY it asks whether to use it
+            "ANTHROPIC_AUTH_TOKEN": "KEY",  # it would ask whether to use an ANTHROPIC_API_KEY
             "ANTHROPIC_MODEL": "MODEL",
             "ANTHROPIC_SMALL_FAST_MODEL": "MODEL",
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(PATIENCE_MS),
             "API_TIMEOUT_MS": str(PATIENCE_MS),
         },
-        {".claude.json": '{"hasCompletedOnboarding": true}\n'},  # which would want an account of Anthropic
+        {".claude.json": '{"hasCompletedOnboarding": true}\n'},  # onboarding would ask for an account of Anthropic
     ),
     "codex": Recipe(
         "Codex",
@@ -201,7 +201,7 @@ def connect(
 
 
 def _find_near(tool: str) -> list[str]:
-    """Names of tools that are spelt like `tool`, or begin as it does; the nearest first."""
+    """Return the names of tools that are spelt like `tool`, or begin as it does; the nearest first."""
     plain = {re.sub(r"\W|_", "", name): name for name in RECIPES}
     wanted = re.sub(r"\W|_", "", tool.lower())
     begun = [name for short, name in plain.items() if len(wanted) > 1 and short.startswith(wanted)]
@@ -210,9 +210,9 @@ def _find_near(tool: str) -> list[str]:
 
 
 def _describe(settings: Settings, model: str | None, url: str | None, *, needs_key: bool) -> Server:
-    """Ask the running server for its facts; those that it does not say come from the settings and models here.
+    """Ask the running server for its facts; missing ones come from the settings and models here.
 
-    Raises MlxrError for `needs_key` where the server wants a key that was not given.
+    With `needs_key` raises MlxrError if the server wants a key that was not given.
     """
     from mlxr.service.catalogue import choose_default, open_registry
 
@@ -243,9 +243,9 @@ def _describe(settings: Settings, model: str | None, url: str | None, *, needs_k
 
 
 def _write(path: Path, text: str) -> Path | None:
-    """Put `text` into a configuration: merged into JSON, in the place of a file of our own; else raises MlxrError.
+    """Put `text` into a configuration: merges JSON, replaces a file of our own, and else raises MlxrError.
 
-    Returns where the file is kept that was there before mlxr wrote it the first time.
+    Returns the copy of the file that was there before mlxr first wrote it, if there is one.
     """
     kept = path.with_name(f"{path.name}.before-mlxr")
     old = path.read_text() if path.exists() else ""
@@ -270,12 +270,12 @@ def _write(path: Path, text: str) -> Path | None:
     with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)
         os.fchmod(file.fileno(), mode)
-    part.replace(target)  # what was there stays whole until this one is
+    part.replace(target)  # the old file stays until the new one is complete
     return kept if kept.exists() else None
 
 
 def _merge(old: Any, new: Any) -> Any:
-    """`new` over `old`, key by key."""
+    """Merge `new` into `old`, key by key."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return new
     return {**old, **{key: _merge(old.get(key), value) for key, value in new.items()}}

@@ -75,7 +75,7 @@ def _cut_pair(pair: str) -> tuple[str, str]:
 
 
 def open_target(source: str, out: Path, force: bool) -> SourceModel:
-    """Open the source of what is written to `out`; raises InvalidRequest for a target that may not be written."""
+    """Open the source model; raises InvalidRequest if the target `out` may not be written."""
     if out.suffix != ".gguf":
         raise InvalidRequest("OUT", f"{out} must end in .gguf")
     if not out.parent.is_dir():
@@ -100,7 +100,7 @@ def write(
     own: Mapping[str, str] = NO_OWN_TYPES,
     importance: Importance | None = None,
 ) -> None:
-    """Write the model and print what was written; `lossy_note` tells of quantised types in place of its {}."""
+    """Write the model and print a summary; quantised types take the place of {} in `lossy_note`."""
     start_s = time.perf_counter()
     tensors = plan_tensors(model, recipe, own, importance)
     if lossy := find_lossy(model, tensors):

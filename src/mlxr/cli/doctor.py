@@ -1,4 +1,4 @@
-"""`mlxr doctor` and `mlxr check-gpu`: whether the machine and the installation are well, and what helps."""
+"""`mlxr doctor` and `mlxr check-gpu`: checks of the machine, the installation and a GPU, with remedies."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def check_gpu(gpu: GpuName = None, report: Report = None, brief: Brief = False, 
     Each kernel is compared with NumPy, pages are written in random orders, and the
     demo answers questions as it does on the processor.
 
-    Prints a page to paste into an issue. No failure ends it; the exit code is 1 if
-    there was one, or no GPU.
+    Prints a page to paste into an issue. The checks go on after a failure; the exit
+    code is then 1, and also without a GPU.
     """
     from mlxr.service.doctor import check_gpu as check
 
@@ -79,13 +79,13 @@ def check_gpu(gpu: GpuName = None, report: Report = None, brief: Brief = False, 
 
 
 def print_finding(finding: Finding) -> None:
-    """Say on the error stream what was found just now, in a line."""
+    """Print a finding on stderr, in one line."""
     mark = {True: "ok", False: "FAILED", None: "-"}[finding.passed]
     print_note(f"{mark:6}  {finding.seconds:5.1f} s  {finding.name}: {make_printable(finding.text)[:160]}")
 
 
 def answer_questions(device: str, questions: Sequence[str]) -> tuple[list[str], str]:
-    """The demo's greedy answers, one after another, and how fast they came."""
+    """Return the demo's greedy answers, one after another, and their speed."""
     from mlxr.llm import LLM
 
     params = SamplingParams(max_tokens=MOST_TOKENS, temperature=0.0)

@@ -1,7 +1,7 @@
 """Flags that several commands share, each defined once.
 
 A command function asks for them by type: a parameter annotated `Settings` becomes one flag per row of the settings
-table that concerns a model (`RegistrySettings`, `PullSettings` and `ServerSettings`: those that such a command heeds),
+table that concerns a model (`RegistrySettings`, `PullSettings` and `ServerSettings`: those that such a command uses);
 one annotated `Sampling` becomes the sampling flags and gets those that were given. `expand_flags` turns such a function
 into one that typer understands.
 """
@@ -30,7 +30,7 @@ from mlxr.core.types import PARAMETERS, SamplingParams
 
 
 def complete_models(incomplete: str) -> list[str]:
-    """The names of the catalogue that begin with `incomplete`; none where the catalogue cannot be read."""
+    """Return the names of the catalogue that begin with `incomplete`; none if the catalogue cannot be read."""
     from mlxr.core.settings import resolve
     from mlxr.service.catalogue import open_registry
 
@@ -41,12 +41,12 @@ def complete_models(incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
-FEW = 5  # flags of settings and sampling, of which none is hidden
-COMMON = {  # of settings and sampling, what people look for; --help-all shows the others
+FEW = 5  # a command with no more flags of settings and sampling hides none
+COMMON = {  # the settings and sampling flags that people look for; --help-all shows the others
     *("device", "threads", "context_tokens", "models_folder", "temperature", "top_p", "max_tokens", "seed"),
     *("host", "port", "default_model", "api_keys_file", "keep_alive_s", "models_memory_bytes", "log_level"),
 }
-REACHED = {"host", "port", "api_keys_file", "default_model", "context_tokens", "models_folder"}  # what clients are told
+REACHED = {"host", "port", "api_keys_file", "default_model", "context_tokens", "models_folder"}  # for clients
 SAMPLING_PANEL = "Sampling"
 PANELS: Mapping[Scope, str] = {
     "model": "Model and device",
@@ -54,7 +54,7 @@ PANELS: Mapping[Scope, str] = {
     "hub": "Models on disk",
     "server": "Server",
 }
-UNITS = ("tokens", "percent", "bytes", "ms")  # a name that ends with one of them says it
+UNITS = ("tokens", "percent", "bytes", "ms")  # the last word of a name may be its unit
 METAVARS: Mapping[Kind | ParameterKind, str] = {
     "int": "NUMBER",
     "float": "NUMBER",
@@ -74,7 +74,7 @@ Sampling = Annotated[Mapping[str, object], "sampling"]
 RegistrySettings = Annotated[Settings, "registry"]
 PullSettings = Annotated[Settings, "pull"]
 ServerSettings = Annotated[Settings, "server"]
-ReachedSettings = Annotated[Settings, "reached"]  # those of a server that others are told of
+ReachedSettings = Annotated[Settings, "reached"]  # those of a server that other programs reach
 SERVER_SCOPES: tuple[Scope, ...] = ("server", "registry", "hub", "model")
 SCOPES: tuple[tuple[object, tuple[Scope, ...], set[str]], ...] = (  # with the flags that the help shows
     (Settings, ("model",), COMMON),
@@ -105,10 +105,10 @@ SystemFile = Annotated[Path | None, typer.Option("--system-file", metavar="FILE"
 MAX_TEXT_BYTES = 64 << 20  # of a file that becomes a part of a prompt
 
 
-UNIT_OF = {bool: "", str: "TEXT", Path: "FILE", int: "NUMBER", float: "NUMBER"}  # what stands behind a flag in the help
+UNIT_OF = {bool: "", str: "TEXT", Path: "FILE", int: "NUMBER", float: "NUMBER"}  # the words behind a flag in the help
 FLAG_TYPES: Mapping[ParameterKind, Any] = {"flag": bool, "texts": list[str]}  # numbers are text, read below
-# Flags of llama.cpp, Ollama, vLLM and others, and what is written here: the first of those that the command has. {}
-# stands for the command.
+# Flags of llama.cpp, Ollama, vLLM and others, and ours: the first of those that the command has. {} stands for the
+# command.
 FOREIGN_FLAGS: Mapping[str, str] = {
     spelling: here
     for spellings, here in (
@@ -148,8 +148,8 @@ FOREIGN_FLAGS: Mapping[str, str] = {
 def explain_flag(flag: str, words: Sequence[str], known: Sequence[str], command_path: str) -> str:
     """Return the error for a `flag` that a command does not know: its name here, or flags that are spelt like it.
 
-    `words` are those of the command line, since `-ngl` arrives as `-n`; `known` are the flags of the command, which
-    is called `command_path` with the program's name before it.
+    `words` are those of the command line, since `-ngl` arrives as `-n`; `known` are the flags of the command;
+    `command_path` is its name with the program's before it.
     """
     spelt = [word.split("=")[0] for word in words if word.startswith(flag)]
     flag = next((word for word in spelt if word in FOREIGN_FLAGS), flag)
@@ -162,9 +162,9 @@ def explain_flag(flag: str, words: Sequence[str], known: Sequence[str], command_
 
 
 def expand_flags(function: Callable[..., None], *, shows_all: bool = True) -> Callable[..., None]:
-    """`function` with its Settings and Sampling parameters replaced by their flags.
+    """Return `function` with its Settings and Sampling parameters replaced by their flags.
 
-    Its help has those of COMMON or REACHED alone, unless it `shows_all`; where it has few, all are shown.
+    Its help has only the flags of COMMON or REACHED, unless it `shows_all` or there are few flags.
     """
     own = inspect.signature(function, eval_str=True).parameters
     flags: dict[str, Callable[[Mapping[str, object]], object]] = {}
@@ -205,10 +205,10 @@ def expand_flags(function: Callable[..., None], *, shows_all: bool = True) -> Ca
 
 
 class PlainHelp(TyperCommand):
-    """A command whose help shows no types of Python: what a flag takes is in its metavar, and --help takes nothing."""
+    """A command whose help shows no Python types: a flag's metavar says what it takes, and --help takes nothing."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """All parameters, without types that they would show."""
+        """Return all parameters, without the types that their help would show."""
         parameters = list(super().get_params(ctx))
         for parameter in parameters:
             if parameter.metavar is None or isinstance(parameter, TyperArgument):
@@ -242,13 +242,13 @@ def _setting_parameter(setting: Setting) -> inspect.Parameter:
 
 
 def name_unit(row: Setting | Parameter) -> str:
-    """Return what stands behind the flag in the help: the unit of the value where it has one, else its kind."""
+    """Return the word behind the flag in the help: the unit of the value if it has one, else its kind."""
     last = row.name.rsplit("_", 1)[-1]
     return last.upper() if row.kind == "int" and last in UNITS else METAVARS[row.kind]
 
 
 def describe_value(setting: Setting, value: object) -> str:
-    """A value with its unit, as the help shows it."""
+    """Return a value with its unit, as the help shows it."""
     if setting.kind == "bytes" and isinstance(value, int) and value:
         return format_bytes(value)
     if setting.kind == "seconds" and isinstance(value, float):
@@ -272,7 +272,7 @@ def _sampling_parameter(row: Parameter) -> inspect.Parameter:
 
 
 def _describe_default(row: Parameter) -> str:
-    """The value that holds where neither the flag nor the model says another one, as the help shows it."""
+    """Return the value that holds if neither the flag nor the model gives another one, as the help shows it."""
     value = EVERYDAY.get(row.name, row.default)
     if row.name == "max_tokens" or value is None or isinstance(value, bool | tuple):
         return ""
@@ -293,12 +293,12 @@ def _read_sampling(values: Mapping[str, object]) -> dict[str, object]:
         for row in PARAMETERS
         if (value := values[row.name]) not in (None, [])
     }
-    make_sampling(given)  # so that what is wrong is told before a model is loaded
+    make_sampling(given)  # raises for wrong values before a model is loaded
     return given
 
 
 def read_number(row: Parameter, text: str, name: str) -> float:
-    """The number that was typed for a parameter; raises InvalidRequest with `name`."""
+    """Return the number that was typed for a parameter; raises InvalidRequest with `name`."""
     try:
         return float(text) if row.kind == "float" else int(text)
     except ValueError:
@@ -307,7 +307,7 @@ def read_number(row: Parameter, text: str, name: str) -> float:
 
 
 def read_text(path: Path, field: str) -> str:
-    """The text of a file for a prompt, without the line break at its end; raises InvalidRequest with `field`."""
+    """Return the text of a file for a prompt, without the line break at its end; raises InvalidRequest with `field`."""
     place = path.expanduser()
     try:
         if place.is_file() and place.stat().st_size > MAX_TEXT_BYTES:
@@ -320,16 +320,17 @@ def read_text(path: Path, field: str) -> str:
 
 
 def read_system(system: str | None, file: Path | None) -> str | None:
-    """The system message that --system or --system-file give; raises InvalidRequest for both."""
+    """Return the system message of --system or --system-file; raises InvalidRequest if both are given."""
     if system is not None and file is not None:
         raise InvalidRequest("--system-file", "and --system are two system messages; give one of them")
     return system if file is None else read_text(file, "--system-file")
 
 
 def make_sampling(*layers: Mapping[str, object]) -> SamplingParams:
-    """Parameters from values under the names of any dialect, the later layers first; an answer has no bound otherwise.
+    """Make parameters of values under the names of any dialect; later layers override earlier ones, and an answer has
+    no bound by default.
 
-    Raises InvalidRequest naming the value that is wrong.
+    Raises InvalidRequest naming the wrong value.
     """
     return SamplingParams(**read_params({"max_tokens": ALL_TOKENS}, *layers))
 
@@ -352,14 +353,14 @@ def settings(json: Json = False) -> None:
 
 
 def describe_setting(setting: Setting, row: Explained) -> dict[str, object]:
-    """One setting as JSON fields; secrets are counted, not shown."""
+    """Return one setting as JSON fields; secrets are counted, not shown."""
     value = row.value
     shown = show_setting(setting, value) if setting.secret else list(value) if isinstance(value, tuple) else value
     return {"value": shown, "source": row.source, "place": row.place or None, "scope": setting.scope}
 
 
 def show_setting(setting: Setting, value: Value) -> str:
-    """The value as text for people."""
+    """Return the value as text for people."""
     if value is None:
         return "-"
     if isinstance(value, tuple):

@@ -1,8 +1,8 @@
 """The `mlxr` command: finds the row, imports that command only, and turns errors into one line and an exit code.
 
-A command is a function and a row of `COMMANDS`. Exit codes: 0 done, 1 a check said no, 2 a request that cannot be met
-(one line on stderr), 130 interrupted, 141 the reader of our output went away. Warnings that the engine logs are a line
-of their own on stderr, without traceback: what went wrong is told by the error that ends the command.
+A command is a function and a row of `COMMANDS`. Exit codes: 0 done, 1 a check failed, 2 a request that cannot be met
+(one line on stderr), 130 interrupted, 141 the reader of our output went away. A warning that the engine logs is one
+line on stderr, without traceback: the error that ends the command tells the cause.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 COMPLETION_VARIABLE = "_MLXR_COMPLETE"  # set by the scripts that `--install-completion` writes
-WORDS = (  # what typer says, and what we do
+WORDS = (  # typer's messages, and ours
     (r"^Invalid value for '?([^']*)'?: ", r"\1: "),
     (r"Input should be a valid integer.*", "must be a whole number"),
     (r"Input should be a valid number.*", "must be a number"),
@@ -43,20 +43,20 @@ WORDS = (  # what typer says, and what we do
     (r"\.?\s*Choose from:\s*", "; it is one of "),
     (r",\s+", ", "),
 )
-COLLECT_EVERY = 10_000  # new objects; 700, as Python has it, makes an import look through all there is, to no end
+COLLECT_EVERY = 10_000  # new objects; Python's default of 700 makes imports slow, as each collection visits all objects
 
 
 @dataclass(frozen=True, slots=True)
 class CommandRow:
-    """A command, and where its function is."""
+    """A command, and the place of its function."""
 
     name: str
-    module: str  # holds a function of that name, with `_` behind it where Python has that name already
+    module: str  # holds a function of that name, with `_` behind it if Python uses the name
     help: str  # its line in `mlxr --help`
 
     @property
     def function(self) -> str:
-        """The name of the function that runs the command; one that Python has taken gets a `_`."""
+        """The name of the function that runs the command, with `_` behind it if Python uses the name."""
         name = self.name.replace("-", "_")
         return f"{name}_" if keyword.iskeyword(name) or hasattr(builtins, name) else name
 
@@ -171,13 +171,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def read_completed_words(environment: Mapping[str, str]) -> list[str]:
-    """The arguments that a shell wants completed: bash gives all words, the other shells the line."""
+    """Return the arguments that a shell wants completed: bash gives all words, other shells the line."""
     line = environment.get("COMP_WORDS") or environment.get("_TYPER_COMPLETE_ARGS", "")
     return line.split()[1:]
 
 
 def build_app(arguments: Sequence[str]) -> typer.Typer:
-    """The typer application for these arguments: the command they name in full, of the others only the help line."""
+    """Return the typer application for these arguments: the command that they name, and help lines of the others."""
     named = next((argument for argument in arguments if not argument.startswith("-")), None)
     app = typer.Typer(
         name="mlxr",
@@ -204,7 +204,7 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
 
 
 def _print_help() -> int:
-    """Print the list of all commands. It is plain text of our own: to import rich takes longer than all else."""
+    """Print the list of all commands, as plain text: importing rich would take longer than everything else."""
     print("Usage: mlxr COMMAND [ARGUMENTS]\n\nRun language models on the machine you have.")
     for title, rows in GROUPS.items():
         print(f"\n{title}:")
@@ -253,7 +253,7 @@ def help_(command: Command = None) -> None:
 
 
 def _usage_message(error: Exception, given: Sequence[str]) -> str | None:
-    """The line for a wrong command line, None for other errors. Those of typer format themselves and carry a code."""
+    """Return the line for a wrong command line, None for other errors. Typer's errors have a code and a format."""
     from mlxr.cli.flags import explain_flag
 
     format_message = getattr(error, "format_message", None)
@@ -271,7 +271,7 @@ def _usage_message(error: Exception, given: Sequence[str]) -> str | None:
 
 
 def _system_message(error: Exception) -> str | None:
-    """The line for what the operating system refused (a full disk under stdout, an absurd path), None for others."""
+    """Return the line for an error of the operating system (a full disk, an absurd path), None for other errors."""
     if not isinstance(error, OSError):
         return None
     try:
@@ -283,15 +283,15 @@ def _system_message(error: Exception) -> str | None:
 
 
 def _give_up_output() -> None:
-    """Python flushes stdout once more at exit; give it somewhere to flush to."""
+    """Redirect stdout to nowhere, as Python flushes it once more at exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
 
 
 def _prepare_streams() -> None:
-    """Make stdin, stdout and stderr usable: one that the caller closed is empty, and no text fails to be encoded."""
-    # In this order, so that each gets the descriptor that is its own; a file opened later must not become stdout.
+    """Make stdin, stdout and stderr usable: closed ones become empty files, and every text can be encoded."""
+    # In this order, so that each gets its own descriptor; a file opened later must not become stdout.
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: SIM115 - open as long as the process lives
     if sys.stdout is None:
@@ -303,7 +303,7 @@ def _prepare_streams() -> None:
 
 
 class _OneLine(logging.Formatter):
-    """A record as one line without its traceback."""
+    """Formats a record as one line without its traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         return _format_line(record.getMessage())

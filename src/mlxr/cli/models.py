@@ -53,12 +53,12 @@ def list_(settings: RegistrySettings, json: Json = False) -> None:
 
 
 def name_adapters(record: ModelRecord, adapters: Sequence[AdapterRecord]) -> list[str]:
-    """The adapters that were added for a model."""
+    """Return the names of the adapters that were added for a model."""
     return [one.name for one in adapters if one.base.lower() == record.short_name.lower()]
 
 
 def describe_model(record: ModelRecord) -> dict[str, object]:
-    """A record as JSON fields."""
+    """Return a record as JSON fields."""
     return {
         "name": record.name,
         "digest": record.digest,
@@ -245,7 +245,7 @@ def find_adapter(registry: Registry, source: str, folder: Path) -> AdapterRecord
 
 
 def _read(file: Path) -> tuple[bytes, Path]:
-    """Read the Modelfile; also return the folder that its paths start from: its own, or the current one for a pipe."""
+    """Read the Modelfile; also returns the folder that its paths start from: its own, or the current one for a pipe."""
     place = Path(os.path.expanduser(file))
     if str(file) == "-":
         return sys.stdin.buffer.read(), Path()
@@ -340,7 +340,7 @@ def adapters(
 
 
 def describe_adapter(record: AdapterRecord) -> dict[str, object]:
-    """A record as JSON fields."""
+    """Return a record as JSON fields."""
     return {
         "name": record.name,
         "model": record.base,

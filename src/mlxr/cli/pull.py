@@ -54,7 +54,7 @@ def pull(model: Reference, settings: PullSettings, name: Name = None, force: For
 
 
 def fetch(model: str, settings: Settings, name: str | None = None, *, force: bool = False) -> ModelRecord:
-    """Pull a model and show how far it is."""
+    """Pull a model and show the progress."""
     with show_progress(f"pulling {model}", counts_bytes=True) as bar:
         report = _Report(bar)
         registry = open_registry(settings)
@@ -70,7 +70,7 @@ def fetch(model: str, settings: Settings, name: str | None = None, *, force: boo
 
 
 def offer(model: str, settings: Settings, missing: NotFound) -> None:
-    """Fetch a well-known model that is not here, if whoever sits at the terminal wants it; else raise NotFound.
+    """Fetch a well-known model that is not here, if the user at the terminal agrees; else raise NotFound.
 
     `missing` is the error that says that it is not here.
     """
@@ -78,7 +78,7 @@ def offer(model: str, settings: Settings, missing: NotFound) -> None:
     known = library.find(model, folder)
     if known is None:
         if len(Path(model).parts) != 1 or model.endswith(".gguf"):
-            find_model(model)  # tells what is near it
+            find_model(model)  # its error names similar models
             raise missing
         names = {record.short_name.lower(): record.short_name for record in open_registry(settings).list()}
         near = [*dict.fromkeys([*map(names.get, get_close_matches(model.lower(), names)), *find_near(Path(model))])]
@@ -96,7 +96,7 @@ def offer(model: str, settings: Settings, missing: NotFound) -> None:
 
 
 class _Report:
-    """Shows how far a pull is: as a bar, or where stderr is no terminal in lines that say bytes and speed."""
+    """Shows the progress of a pull: as a bar, or, if stderr is no terminal, in lines with bytes and speed."""
 
     def __init__(self, bar: Progress | None) -> None:
         self._bar = bar

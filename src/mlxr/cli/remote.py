@@ -1,8 +1,7 @@
-"""Models behind a running server: one with the face of `LLM`: the same events, come over HTTP.
+"""Models behind a running server, with the methods of `LLM` and the same events, over HTTP.
 
-Speaks the server's OpenAI dialect, as any other client would. `open_model` chooses between the two for commands that
-take `--url`.
-`mlxr ps` and `mlxr stop` ask Ollama's routes.
+Speaks the server's OpenAI dialect, as any other client would. For commands that take `--url`, `open_model` opens a
+model here or at a server. `mlxr ps` and `mlxr stop` ask Ollama's routes.
 """
 
 from __future__ import annotations
@@ -59,8 +58,8 @@ def ask_server(
 ) -> dict[str, Any]:
     """Return the server's answer to a POST with `body`, or to a GET without one; None as `timeout_s` waits for ever.
 
-    `url` is the server's address, None that of the settings. Raises MlxrError with what the server says, or where
-    none answers.
+    `url` is the server's address, None that of the settings. Raises MlxrError with the server's message, or if no
+    server answers.
     """
     import httpx
 
@@ -96,18 +95,18 @@ def spell_url(url: str) -> str: ...
 @overload
 def spell_url(url: None) -> None: ...
 def spell_url(url: str | None) -> str | None:
-    """The address with its scheme, which people leave out: `localhost:8080`."""
+    """Return the address with its scheme, which people leave out, as in `localhost:8080`."""
     return f"http://{url}" if url is not None and _HOST_AND_PORT.fullmatch(url) else url
 
 
 def address_of(settings: Settings, port: int | None = None) -> str:
-    """Where a server of these settings is reached from this machine."""
+    """Return the address of a server with these settings, as seen from this machine."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
     return f"http://{f'[{host}]' if ':' in host else host}:{port or settings.port}"
 
 
 def _explain_silence(address: str, reason: Exception | str) -> MlxrError:
-    """The error for an address where no server of ours answers, with what helps."""
+    """Return the error for an address where no server of ours answers, with a remedy."""
     import httpx
 
     if isinstance(reason, httpx.TimeoutException):
@@ -120,14 +119,14 @@ def _explain_silence(address: str, reason: Exception | str) -> MlxrError:
 
 
 def ask_parameters(settings: Settings, url: str, model: str | None) -> Mapping[str, object]:
-    """The parameters that were set on a server's model (None: its default model), under Ollama's names.
+    """Ask for the parameters that were set on a server's model (None: its default model), under Ollama's names.
 
-    Where the server does not say, they are what people expect.
+    If the server does not say, returns `EVERYDAY`.
     """
     try:
         model = model or str(ask_server(settings, url, "/v1/admin/info").get("default_model"))
         text = ask_server(settings, url, "/api/show", {"model": model}).get("parameters")
-    except MlxrError:  # whoever asks the model for an answer hears the reason
+    except MlxrError:  # asking for an answer will tell the reason
         return EVERYDAY
     found = dict(_ask_sampling(settings, url, model))
     for line in str(text or "").splitlines():
@@ -139,7 +138,7 @@ def ask_parameters(settings: Settings, url: str, model: str | None) -> Mapping[s
 
 
 def _ask_sampling(settings: Settings, url: str, model: str) -> Mapping[str, object]:
-    """Return the sampling that the server states for answers that people read; nothing from other servers than ours."""
+    """Return the sampling that the server states for answers that people read; nothing if the server is not ours."""
     try:
         values = ask_server(settings, url, f"/v1/admin/models/{quote(model, safe='')}/sampling")
     except MlxrError:
@@ -148,14 +147,14 @@ def _ask_sampling(settings: Settings, url: str, model: str) -> Mapping[str, obje
 
 
 def _read_error(reply: object) -> str | None:
-    """The message of an error in OpenAI's or Ollama's form."""
+    """Return the message of an error in OpenAI's or Ollama's form."""
     error = reply.get("error") if isinstance(reply, dict) else None
     message = error.get("message") if isinstance(error, dict) else error
     return message if isinstance(message, str) else None
 
 
 WANTS_KEY = "the server wants a valid API key; MLXR_API_KEYS=KEY, or MLXR_API_KEYS_FILE=FILE, gives it"
-EXACT = {"x-mlxr-exact-model": "true"}  # no other model shall answer for a name that the server does not know
+EXACT = {"x-mlxr-exact-model": "true"}  # no other model may answer for a name that the server does not know
 ALL_TOKENS = 2**31 - 1  # as far as the context reaches
 Url = Annotated[
     str | None,
@@ -182,19 +181,19 @@ class AnswerStream(Protocol):
 
 
 class Answerer(Protocol):
-    """What commands need of a model, wherever it runs."""
+    """A model as commands use it, here or at a server."""
 
     @property
     def can_chat(self) -> bool:
-        """Whether the server's model answers conversations."""
+        """True if the model answers conversations."""
 
     @property
     def context_tokens(self) -> int | None:
-        """How many tokens a prompt and its answer may have together; None where that is not known."""
+        """The most tokens of a prompt and its answer together; None if unknown."""
 
     @property
     def blind(self) -> str:
-        """Why the model sees no pictures, in words; empty where it does, or where that is not known."""
+        """The reason why the model sees no pictures; empty if it does, or if that is unknown."""
 
     def stream(self, prompt: str, params: SamplingParams, /) -> AnswerStream:
         """Continue a text; returns the answer as a stream of events."""
@@ -223,10 +222,10 @@ def open_model(
     needs_chat_template: bool = False,
     adapter: str | Path | None = None,
 ) -> Answerer:
-    """The model on this machine (default: that of `choose_default`), or of the server at `url` (default: its own).
+    """Open a model on this machine (default: that of `choose_default`), or of the server at `url` (default: its own).
 
     With `needs_chat_template`, a model on this machine that has none is refused with TemplateError, before its weights
-    are read. `adapter` is a low-rank adapter for it, by its files or its name. A server says itself when a model
+    are read. `adapter` is a low-rank adapter for it, by its files or its name. A server reports itself that a model
     cannot chat.
     """
     if url is not None:
@@ -245,7 +244,7 @@ def open_model(
 
 
 def find_here(model: str, settings: Settings) -> tuple[str | Path, str | None]:
-    """A model on this machine and the adapter that its name means; one that is well known may be fetched first."""
+    """Find a model on this machine, and the adapter in its name; a well-known model may be fetched first."""
     from mlxr.service.opening import split_adapter
 
     try:
@@ -258,14 +257,14 @@ def find_here(model: str, settings: Settings) -> tuple[str | Path, str | None]:
 
 
 def name_default(settings: Settings) -> str:
-    """The model that answers on this machine where none is named."""
+    """Return the name of the model that answers on this machine if none is named."""
     from mlxr.service.catalogue import choose_default, open_registry
 
     return choose_default(open_registry(settings), settings).name
 
 
 def refuse_model_settings(settings: Settings) -> None:
-    """Flags for a model that is loaded here would be ignored by a server; raises SettingError for the first."""
+    """Raise SettingError for the first flag for models that are loaded here, as a server would ignore it."""
     usual = resolve().select("model")
     for name, value in settings.select("model").items():
         if value != usual[name]:
@@ -273,7 +272,7 @@ def refuse_model_settings(settings: Settings) -> None:
 
 
 def find_own_key(settings: Settings) -> str | None:
-    """The key to bring: the first of the settings, or of their file."""
+    """Return the key to send: the first of the settings, or of their file."""
     if settings.api_keys or settings.api_keys_file is None:
         return next(iter(settings.api_keys), None)
     from mlxr.server.access import read_keys_file
@@ -282,10 +281,10 @@ def find_own_key(settings: Settings) -> str | None:
 
 
 class RemoteModel(Closes):
-    """The model called `model` of the server at `url`; None is that server's default model."""
+    """The model `model` of the server at `url`; None is that server's default model."""
 
-    can_chat = True  # a server says itself when a model cannot
-    context_tokens = None  # the server refuses what is too long
+    can_chat = True  # a server refuses conversations itself
+    context_tokens = None  # the server refuses prompts that are too long
 
     def __init__(self, url: str, model: str | None, key: str | None) -> None:
         import httpx
@@ -306,7 +305,7 @@ class RemoteModel(Closes):
             raise InvalidRequest("--url", f"{url}: {error}") from error
 
     def list_names(self) -> list[str]:
-        """The names of the server's models; raises MlxrError."""
+        """Return the names of the server's models; raises MlxrError."""
         import httpx
 
         try:
@@ -319,7 +318,7 @@ class RemoteModel(Closes):
 
     @property
     def blind(self) -> str:
-        """Read from `/props` why the model sees no pictures; a server without that route refuses pictures itself."""
+        """The reason in `/props` why the model sees no pictures; a server without that route refuses them itself."""
         import httpx
 
         try:
@@ -341,7 +340,7 @@ class RemoteModel(Closes):
         think: bool | str | None = None,
         grammar: Grammar | None = None,
     ) -> RemoteStream:
-        """Answer a conversation. Of grammars only that of any JSON object is known here."""
+        """Answer a conversation. The only grammar that can be sent is that of any JSON object."""
         question: dict[str, object] = {"messages": spell_pictures(messages)}
         if isinstance(think, str):
             question["reasoning_effort"] = think
@@ -370,19 +369,19 @@ class RemoteModel(Closes):
         return RemoteStream(response)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._client.close()
 
 
 def describe_params(params: SamplingParams) -> dict[str, object]:
-    """The fields of the dialect; all are given, since its defaults are not ours."""
+    """Return the fields of the dialect; all are given, since its defaults are not ours."""
     values = {row.name: getattr(params, row.name) for row in PARAMETERS if row.name != "max_tokens"}
     values = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     return values if values["stop"] else {**values, "stop": None}
 
 
 def read_refusal(response: httpx.Response, url: str) -> MlxrError:
-    """The error that a response stands for: the server's message, or the status where there is none."""
+    """Return the error of a response: the server's message, or the status without one."""
     response.read()
     if response.status_code == 401:
         return MlxrError(f"{url}: {WANTS_KEY}")
@@ -395,7 +394,7 @@ def read_refusal(response: httpx.Response, url: str) -> MlxrError:
 
 
 class RemoteStream(Closes):
-    """The events of one answer. Closing it early closes the connection, by which the server knows."""
+    """The events of one answer. Closing it early closes the connection, which tells the server."""
 
     def __init__(self, response: httpx.Response) -> None:
         self._response = response
@@ -406,7 +405,7 @@ class RemoteStream(Closes):
         return self._events
 
     def cancel(self) -> None:
-        """Stop the answer; a Finish(CANCELLED) ends the events. Fit for signal handlers: a read under way returns."""
+        """Stop the answer; a Finish(CANCELLED) ends the events. Fit for signal handlers: a waiting read returns."""
         self._is_cancelled = True
         stream = self._response.extensions.get("network_stream")
         connection = None if stream is None else stream.get_extra_info("socket")
@@ -415,7 +414,7 @@ class RemoteStream(Closes):
                 connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._events.close()
         self._response.close()
 
@@ -433,7 +432,7 @@ class RemoteStream(Closes):
 
 
 class _Chunks:
-    """From chunks of either route to events; what is known of the end is gathered for the Finish."""
+    """Turns the chunks of both routes into events; gathers the facts about the end for the Finish."""
 
     def __init__(self) -> None:
         self.error: str | None = None
@@ -467,7 +466,7 @@ class _Chunks:
             self._timings = Timings(*(value / 1000 for value in milliseconds))
 
     def finish(self, *, is_cancelled: bool) -> Finish:
-        """The last event. A stream that ends without saying why has broken."""
+        """Return the last event. A stream that ends without a reason has broken."""
         if is_cancelled:
             return Finish(FinishReason.CANCELLED, self._usage)
         if self.error is not None or self._reason is None:
@@ -481,13 +480,13 @@ Port = Annotated[
 
 
 def list_loaded(settings: Settings, url: str | None) -> Sequence[Mapping[str, Any]]:
-    """The models that a server has loaded, as Ollama's route tells them; raises MlxrError."""
+    """Return the models that a server has loaded, from Ollama's route; raises MlxrError."""
     models: Sequence[Mapping[str, Any]] = ask_server(settings, url, "/api/ps").get("models", [])
     return models
 
 
 def choose_url(settings: Settings, url: str | None, port: int | None) -> str | None:
-    """The address that --url and --port name, None where neither is given; raises InvalidRequest for both."""
+    """Return the address of --url or --port, None if neither is given; raises InvalidRequest for both."""
     if url is not None and port is not None:
         raise InvalidRequest("--port", "is part of --url; give one of them")
     return url if port is None else address_of(settings, port)
@@ -518,7 +517,7 @@ def _row(model: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _tell_cache(model: Mapping[str, Any]) -> str:
-    """Return what the cache takes and may take, or that it is shared; blank where the server does not say."""
+    """Return the bytes that the cache takes and may take, or that it is shared; blank if the server does not say."""
     if "cache_max_bytes" not in model:
         return "-"
     cache = f"{format_bytes(model['cache_in_use_bytes'])} of {format_bytes(model['cache_max_bytes'])}"

@@ -139,7 +139,7 @@ class Wanted:
 def _open_embedder(
     settings: Settings, wanted: Wanted, url: str | None
 ) -> Iterator[tuple[Callable[[Sequence[str]], Iterable[Vector]], str]]:
-    """Yield a function from texts to their vectors of length 1, and a name that changes when those vectors would."""
+    """Yield a function from texts to vectors of length 1, and a name that differs if these vectors would."""
     if url is not None:
         refuse_model_settings(settings)
         yield lambda texts: _ask(settings, url, wanted, texts), f"{url} {wanted.model}: {wanted}"
@@ -219,7 +219,7 @@ def _write_vectors(settings: Settings, wanted: Wanted, files: Sequence[Path], ou
 
 
 def _save(out: Path, texts: Sequence[tuple[str, int, str]], vectors: Vector) -> None:
-    """Write all at once: what is there before stays whole until the new file is."""
+    """Write the file at once: an old one stays until the new one is complete."""
     import numpy as np
 
     part = out.with_name(f"{out.name}.new")
@@ -245,7 +245,7 @@ def _import_arrow() -> tuple[Any, Any]:
 
 
 def _read_texts(file: Path) -> Iterator[tuple[str, int, str]]:
-    """The texts of a file, each with the file's name and the line where it begins."""
+    """Yield the texts of a file, each with the file's name and the line where it begins."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -337,7 +337,7 @@ IndexPath = Annotated[
     Path | None, typer.Option("--index", help="Where the index is kept; default: .mlxr-index.sqlite in the folder.")
 ]
 INDEX_NAME = ".mlxr-index.sqlite"
-RANKED_EACH = 5  # passages for each one that is wanted, which a reranker looks at
+RANKED_EACH = 5  # a reranker looks at this many passages for each wanted one
 SHOWN_CHARACTERS = 400
 
 
@@ -389,7 +389,7 @@ def find(
 
 
 def _read_questions(question: str | None) -> Iterator[str]:
-    """Yield the question that was given, else those of stdin, for which a person is asked."""
+    """Yield the given question, else those of stdin; on a terminal with a prompt for each."""
     from mlxr.cli.chat import read_lines
 
     if question is not None:

@@ -50,8 +50,8 @@ from mlxr.service.sight import make_part, read_picture
 from mlxr.service.streams import Completion, fold_events
 
 PICTURE_NAME = re.compile(r"[^\n]{1,1000}\.(jpe?g|png|webp|gif|bmp|avif|wav|mp3|flac|ogg)", re.ASCII | re.IGNORECASE)
-PLAIN_TOKENS = 256  # of a text that has no end of its own, unless --max-tokens says otherwise
-SILENT_S = 2.0  # after which it is told that stdin is waited for
+PLAIN_TOKENS = 256  # of a plain text, which has no natural end, unless --max-tokens says otherwise
+SILENT_S = 2.0  # after which a note says that the command waits for stdin
 
 Words = Annotated[
     list[str] | None,
@@ -137,7 +137,7 @@ def run(
 def find_parameters(
     model: str | None, record: ModelRecord | None, settings: Settings, url: str | None
 ) -> Mapping[str, object]:
-    """Sampling parameters of a model, under Ollama's names: those of its record, or what its files recommend."""
+    """Return the sampling parameters of a model, under Ollama's names: those of its record, or of its files."""
     if url is not None:
         return ask_parameters(settings, url, model)
     path = model or name_default(settings)
@@ -147,15 +147,15 @@ def find_parameters(
 
 
 def split_pictures(words: list[str]) -> tuple[list[str], list[str]]:
-    """The words that are none, and those behind the first one that name files of pictures or sounds by their ending."""
+    """Split words into other words and names of pictures or sounds, by their ending; the first word is never one."""
     named = [word for word in words[1:] if PICTURE_NAME.fullmatch(word)]
     return [word for word in words if word not in named], named
 
 
 def split_words(words: list[str], is_model: Callable[[str], bool]) -> tuple[str | None, str | None]:
-    """Model and prompt of the words given, None for what is not there; raises InvalidRequest for too many.
+    """Split the words into model and prompt, None for a missing one; raises InvalidRequest for too many words.
 
-    `is_model` decides what a word alone is.
+    `is_model` returns True if a word alone is a model.
     """
     if len(words) > 2:
         raise InvalidRequest("PROMPT", f"got {len(words)} words; put the prompt in quotes")
@@ -167,10 +167,10 @@ def split_words(words: list[str], is_model: Callable[[str], bool]) -> tuple[str 
 
 
 def names_model(word: str, settings: Settings, url: str | None) -> bool:
-    """Whether a word alone is rather a model than a prompt: one of the server's, or one on this machine.
+    """Return True if a word alone names a model, of the server or on this machine, and is no prompt.
 
-    A name with a tag, such as llama3:8b, counts as a model also where there is none of that name, so that its absence
-    is told and no other model answers.
+    A name with a tag, such as llama3:8b, always counts as a model, so that an unknown one is an error and no other
+    model answers.
     """
     try:
         name = ModelName.parse(word)
@@ -183,7 +183,7 @@ def names_model(word: str, settings: Settings, url: str | None) -> bool:
 
 
 def is_installed(name: str, settings: Settings) -> bool:
-    """Whether the catalogue has a model of that name, be it broken."""
+    """Return True if the catalogue has a model of that name, even a broken one."""
     try:
         open_registry(settings).get(name)
     except (NotFound, InvalidRequest):
@@ -194,7 +194,7 @@ def is_installed(name: str, settings: Settings) -> bool:
 
 
 def names_path(word: str) -> bool:
-    """Whether a word is a folder of a model, or something.gguf."""
+    """Return True if a word is the folder of a model, or a name ending in .gguf."""
     path = Path(word)
     try:
         is_file, is_folder = path.is_file(), (path / "config.json").is_file()
@@ -204,18 +204,18 @@ def names_path(word: str) -> bool:
 
 
 def refuse_flags(given: Mapping[str, bool]) -> None:
-    """Raise InvalidRequest for the first flag that is given, as it needs a prompt."""
+    """Raise InvalidRequest for the first given flag, as it needs a prompt."""
     for flag, is_given in given.items():
         if is_given:
             raise InvalidRequest(flag, "needs a prompt, and a chat has none")
 
 
 def read_prompt(prompt: str | None, *, is_raw: bool) -> str:
-    """The prompt itself; None and '-' stand for stdin. A line break at the end of stdin counts only with --raw.
+    """Return the prompt; None and '-' stand for stdin. A line break at the end of stdin counts only with --raw.
 
-    Behind another prompt and a blank line stands what comes through a pipe or from a file, if there is any.
+    Text from a pipe or a file on stdin is added to a given prompt, after a blank line.
 
-    Raises InvalidRequest for bytes that are not UTF-8, and for an empty stdin where nothing else was given.
+    Raises InvalidRequest for bytes that are not UTF-8, and for an empty stdin without a prompt.
     """
     try:
         if prompt is None or prompt == "-":
@@ -234,21 +234,21 @@ def read_prompt(prompt: str | None, *, is_raw: bool) -> str:
 
 
 def _check_words(prompt: str, is_raw: bool) -> str:
-    """The prompt; raises InvalidRequest for a question without a word. With --raw, white space is text to continue."""
+    """Return the prompt; raises InvalidRequest for a blank question. With --raw, white space is text to continue."""
     if not (is_raw or prompt.strip()):
         raise InvalidRequest("PROMPT", "is blank; write a question, or leave the prompt out to chat")
     return prompt
 
 
 def read_beside() -> bytes:
-    """Everything on stdin where that is a pipe or a file; nothing from a terminal or /dev/null.
+    """Return everything on stdin if that is a pipe or a file; nothing from a terminal or /dev/null.
 
-    A pipe that its writer leaves open without a word is told on stderr, since nothing would happen otherwise.
+    If a pipe stays open without data, a note on stderr says that the command waits for it.
     """
     try:
         descriptor = sys.stdin.fileno()
         mode = os.fstat(descriptor).st_mode
-    except (OSError, ValueError):  # closed, or no file of the system's
+    except (OSError, ValueError):  # closed, or no file of the system
         return b""
     if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
         return b""
@@ -267,8 +267,8 @@ def start_answer(
     opening: Sequence[Mapping[str, str]],
     pictures: Sequence[str] = (),
 ) -> AnswerStream:
-    """The stream of the answer, through the chat template where there is one; `opening` are messages before it, and
-    `pictures` the files that it is shown."""
+    """Start the answer, through the chat template if there is one; `opening` are the messages before the prompt, and
+    `pictures` the files that go with it."""
     if raw or not llm.can_chat:
         if pictures:
             reason = "--raw was given" if raw else "this model has no chat template"
@@ -311,7 +311,7 @@ def follow(stream: AnswerStream, *, quiet: bool, is_plain: bool = False) -> tupl
 
 
 def describe(completion: Completion) -> dict[str, object]:
-    """The answer as JSON fields."""
+    """Return the answer as JSON fields."""
     return {
         "text": completion.text,
         "finish_reason": completion.finish_reason.value,
@@ -321,7 +321,7 @@ def describe(completion: Completion) -> dict[str, object]:
 
 
 def format_stats(completion: Completion, timing: dict[str, float]) -> str:
-    """One line of numbers."""
+    """Return one line of numbers."""
     usage = completion.usage
     thoughts = f" ({usage.reasoning_tokens} of them thoughts)" if usage.reasoning_tokens else ""
     return (

@@ -45,7 +45,7 @@ Adapter = Annotated[
 ]
 
 logger = logging.getLogger("mlxr.serve")
-SWITCH_S = 0.001  # after which a thread that waits gets the interpreter; a step of the engine takes it some six times
+SWITCH_S = 0.001  # after which a waiting thread gets the interpreter; a step of the engine takes it some six times
 
 
 def serve(settings: ServerSettings, model: Model = None, open_page: Open = False, adapter: Adapter = None) -> None:
@@ -62,7 +62,7 @@ def serve(settings: ServerSettings, model: Model = None, open_page: Open = False
     app = build_app(settings)
     default = app.state.parts.served.explain_default()
     try:
-        app.state.parts.served.find(default.name)  # a wrong name shall end the command, not every request
+        app.state.parts.served.find(default.name)  # a wrong name ends the command, not every request
     except NotFound as error:
         from mlxr.cli.pull import offer
 
@@ -78,7 +78,7 @@ def serve(settings: ServerSettings, model: Model = None, open_page: Open = False
 
     def on_ready(lifecycle: Lifecycle) -> None:
         tell(settings, describe_ready(settings, served, lifecycle))
-        if open_page and lifecycle.is_ready:  # on a thread, as some browsers return when they are closed
+        if open_page and lifecycle.is_ready:  # on a thread, as some browsers return only when they are closed
             threading.Thread(target=open_browser, args=(name_local(address),), daemon=True).start()
 
     serve_app(app, settings, [listener], on_ready)
@@ -90,13 +90,13 @@ def serve(settings: ServerSettings, model: Model = None, open_page: Open = False
 
 
 def tell(settings: Settings, text: str) -> None:
-    """Print lines for who started the server; where the log is JSON they are records of it."""
+    """Print lines for the user who started the server; if the log is JSON, as records of the log."""
     for line in text.splitlines():
         logger.info(line) if settings.log_format == "json" else print_note(line)
 
 
 def check_page(app: Starlette, settings: Settings) -> None:
-    """Raise SettingError where no browser could open the page."""
+    """Raise SettingError if no browser could open the page."""
     if settings.unix_socket is not None:
         raise SettingError("--open: no browser reaches a Unix socket; leave out --unix-socket")
     if not settings.page:
@@ -106,18 +106,18 @@ def check_page(app: Starlette, settings: Settings) -> None:
 
 
 def open_browser(address: str) -> None:
-    """Open the page, or tell where it is."""
+    """Open the page, or print its address."""
     if not webbrowser.open(address):
         print_note(f"no browser was found; the page is at {address}")
 
 
 def name_local(address: str) -> str:
-    """The address by which a browser on this machine reaches a server, also one that listens on every address."""
+    """Return the address of a server for browsers on this machine, also if it listens on every address."""
     return address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
 def describe(settings: Settings, address: str) -> str:
-    """The first line, and a warning where strangers may ask."""
+    """Return the first line, with a warning if strangers may ask."""
     what = "a page for browsers, /v1 for OpenAI and Anthropic clients, /api for Ollama's"
     text = f"mlxr {mlxr.__version__} listens on {address}: {what}"
     has_keys = bool(settings.api_keys or settings.api_keys_file)
@@ -127,12 +127,12 @@ def describe(settings: Settings, address: str) -> str:
 
 
 def describe_default(default: DefaultModel) -> str:
-    """The line that says which model answers where none is named, and why."""
+    """Return the line that names the default model, and the reason."""
     return f"default model: {default.name}, as {default.reason}; --default-model names another one"
 
 
 def describe_ready(settings: Settings, served: ServedModels, lifecycle: Lifecycle) -> str:
-    """The second line: the models that are loaded, by the names that requests use."""
+    """Return the second line: the loaded models, by the names that requests use."""
     if lifecycle.problem is not None:
         return f"not ready: {lifecycle.problem}"
     names = dict.fromkeys(served.find(name).short_name for name in (served.find_default(), *settings.pinned_models))

@@ -25,7 +25,7 @@ from mlxr.core.errors import MlxrError, NotFound
 from mlxr.core.settings import explain
 
 NAME = "mlxr"
-STOP_S = 45  # for the system to wait, longer than answers may go on by the setting drain_s
+STOP_S = 45  # the system waits this long for the end, longer than the setting drain_s
 
 
 class Action(StrEnum):
@@ -82,7 +82,7 @@ def service(action: What, words: Words = None, dry_run: DryRun = False) -> None:
 
 
 def write_unit(words: Sequence[str]) -> str:
-    """The unit for systemd that runs `mlxr serve` with these words."""
+    """Return the unit for systemd that runs `mlxr serve` with these words."""
     line = " ".join(map(_quote, _list_command(words)))
     return f"""# Written by `mlxr service install`.
 [Unit]
@@ -103,7 +103,7 @@ WantedBy=default.target
 
 
 def write_plist(words: Sequence[str]) -> str:
-    """The agent for launchd that runs `mlxr serve` with these words."""
+    """Return the agent for launchd that runs `mlxr serve` with these words."""
     agent = {
         "Label": NAME,
         "ProgramArguments": _list_command(words),
@@ -117,7 +117,7 @@ def write_plist(words: Sequence[str]) -> str:
 
 
 def list_systemd(action: Action, _: Path) -> list[list[str]]:
-    """The command lines that do it with systemd."""
+    """Return the command lines of an action with systemd."""
     own = ["systemctl", "--user"]
     lines = {
         Action.INSTALL: [[*own, "daemon-reload"], [*own, "enable", NAME], [*own, "restart", NAME]],
@@ -128,7 +128,7 @@ def list_systemd(action: Action, _: Path) -> list[list[str]]:
 
 
 def list_launchd(action: Action, path: Path) -> list[list[str]]:
-    """The command lines that do it with launchd."""
+    """Return the command lines of an action with launchd."""
     domain = f"gui/{os.getuid()}"
     if action in (Action.INSTALL, Action.START):
         return [["launchctl", "bootstrap", domain, str(path)]]
@@ -140,13 +140,13 @@ def _list_command(words: Sequence[str]) -> list[str]:
 
 
 def _quote(word: str) -> str:
-    """A word of ExecStart: `%` and `$` mean something to systemd, quotes and backslashes as in C."""
+    """Quote a word of ExecStart: systemd expands `%` and `$`, and reads quotes and backslashes as in C."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return escaped if shlex.quote(word) == word else f'"{escaped}"'
 
 
 def _check_words(words: Sequence[str]) -> None:
-    """Refuse flags that `mlxr serve` does not know now, not in a log that nobody reads."""
+    """Refuse flags that `mlxr serve` does not know, so that the error is not hidden in a log."""
     from mlxr.cli.main import build_app
 
     if any(not word.isprintable() for word in words):
@@ -156,7 +156,7 @@ def _check_words(words: Sequence[str]) -> None:
 
 
 def _warn_of_variables() -> None:
-    """Tell which settings this shell has in variables, since the service does not see them."""
+    """Warn of settings in variables of this shell, since the service does not see them."""
     for name, row in explain().items():
         if row.source == "environment":
             print_note(f"the service does not see {row.place}: put {name} into the settings file, or give its flag")
@@ -175,12 +175,12 @@ def _write(path: Path, text: str, *, dry_run: bool) -> None:
 
 
 def _run(command: Sequence[str], *, dry_run: bool, is_status: bool) -> None:
-    """Run a command of the system; raises MlxrError with what it says where it fails."""
+    """Run a command of the system; raises MlxrError with its message if it fails."""
     _say(dry_run, "run", shlex.join(command))
     if dry_run:
         return
     sys.stdout.flush()
-    out = None if is_status else subprocess.PIPE  # a status is for who asked
+    out = None if is_status else subprocess.PIPE  # a status goes to the user
     done = subprocess.run(command, check=False, text=True, stderr=subprocess.PIPE, stdout=out)
     if done.returncode and is_status and not done.stderr:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""`mlxr show`: what a model holds and what was set on it, without loading it; how commands show experts and states."""
+"""`mlxr show`: a model's contents and settings, without loading it; also texts about experts and states."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from mlxr.service.stats import StateUse, read_state_use
 
 
 def describe_experts(experts: ExpertsSummary | None) -> dict[str, int] | None:
-    """Their numbers as JSON fields, None for a model without."""
+    """Return the numbers of the experts as JSON fields, None for a model without."""
     return None if experts is None else asdict(experts)
 
 
 def format_experts(experts: ExpertsSummary) -> str:
-    """How many there are, how many a token uses, and what all tokens share."""
+    """Return the number of experts, the number that a token uses, and the part that all tokens share, as text."""
     shared = f", and a block of {format_count(experts.shared_features)} features of all tokens"
     return (
         f"{experts.experts} of {format_count(experts.features)} features in {experts.layers} layers, {experts.used} "
@@ -50,7 +50,7 @@ def format_experts(experts: ExpertsSummary) -> str:
 
 
 def list_experts(loaded: LoadedModel) -> list[tuple[str, str]]:
-    """The row of a table that names the experts of a model that has some, and how many bytes of them are in memory."""
+    """Return the row of a table with the experts of a model, if it has some, and their bytes in memory."""
     if loaded.experts is None:
         return []
     held, total = loaded.model.expert_memory
@@ -59,7 +59,7 @@ def list_experts(loaded: LoadedModel) -> list[tuple[str, str]]:
 
 
 def describe_routing(loaded: LoadedModel) -> dict[str, object]:
-    """What of the experts is in memory, and what was sent to them, as JSON fields."""
+    """Return the experts' bytes in memory and altogether, and the tokens sent to them, as JSON fields."""
     held, total = loaded.model.expert_memory
     routing = loaded.model.read_routing()
     return {
@@ -70,7 +70,9 @@ def describe_routing(loaded: LoadedModel) -> dict[str, object]:
 
 
 def format_reading(loaded: LoadedModel, bytes_per_s: float, tokens: int, limits: MachineLimits | None) -> str:
-    """The weights, what of them a step of `tokens` tokens reads, and how fast, of what the machine can."""
+    """Return as text the size of the weights, the part that a step of `tokens` tokens reads, its speed, and its share
+    of the machine's.
+    """
     read_bytes = loaded.model.work.count_weight_bytes(tokens)
     about, of_machine = "about " if loaded.experts is not None and tokens > 1 else "", ""
     if limits is not None:
@@ -83,12 +85,12 @@ def format_reading(loaded: LoadedModel, bytes_per_s: float, tokens: int, limits:
 
 
 def describe_states(use: StateUse | None) -> dict[str, int] | None:
-    """The numbers as JSON fields, None for a model without recurrent layers."""
+    """Return the bytes of the states as JSON fields, None for a model without recurrent layers."""
     return None if use is None else {**asdict(use), "cached_bytes": use.cached_bytes}
 
 
 def list_states(use: StateUse | None) -> list[tuple[str, str]]:
-    """The rows of a table that name the bytes of a slot, of a snapshot, and of a conversation."""
+    """Return the rows of a table with the bytes of a slot, of a snapshot, and of a conversation."""
     if use is None:
         return []
     snapshots = f"{use.snapshots} {'snapshot' if use.snapshots == 1 else 'snapshots'}"
@@ -168,7 +170,7 @@ def show(
 
 
 def read_text(registry: Registry, name: str, wanted: str) -> str:
-    """The `modelfile`, `template`, `system`, `parameters` or `license` of a model, by itself; "" where it has none."""
+    """Return the `modelfile`, `template`, `system`, `parameters` or `license` of a model; "" if it has none."""
     record = registry.find(name)
     if wanted == "modelfile":
         adapter = registry.find_adapter_of(record)
@@ -183,7 +185,7 @@ def read_text(registry: Registry, name: str, wanted: str) -> str:
 
 
 def find_footprint(path: Path) -> Footprint | None:
-    """What a token reads of a model; None for files of which no model is made here."""
+    """Return the sizes of a model and of its parts that a token reads; None for files that cannot be loaded."""
     try:
         return read_footprint(path)
     except MlxrError:
@@ -191,7 +193,7 @@ def find_footprint(path: Path) -> Footprint | None:
 
 
 def find_unknown_keys(path: Path) -> list[str]:
-    """List the keys of a file that have no effect here; none for files of which no model is made here."""
+    """Return the keys of a file that have no effect here; none for files that cannot be loaded."""
     try:
         return read_unknown_keys(path)
     except MlxrError:
@@ -199,7 +201,7 @@ def find_unknown_keys(path: Path) -> list[str]:
 
 
 def find_states(path: Path, settings: Settings) -> StateUse | None:
-    """What a conversation takes; None without recurrent layers, and for files of which no model is made here."""
+    """Return the bytes of recurrent states; None without recurrent layers, and for files that cannot be loaded."""
     try:
         return read_state_use(path, settings)
     except MlxrError:
@@ -207,7 +209,7 @@ def find_states(path: Path, settings: Settings) -> StateUse | None:
 
 
 def describe_footprint(footprint: Footprint | None) -> dict[str, object]:
-    """The bytes of all tensors and of what a token reads, and the experts, as JSON fields."""
+    """Return the bytes of all tensors and of those that a token reads, and the experts, as JSON fields."""
     if footprint is None:
         names = "tensor_bytes active_bytes expert_bytes experts draft_bytes bits_per_weight rotated_tensors"
         return dict.fromkeys(names.split())
@@ -223,7 +225,7 @@ def describe_footprint(footprint: Footprint | None) -> dict[str, object]:
 
 
 def list_footprint(footprint: Footprint | None) -> list[tuple[str, str]]:
-    """The same as text for people."""
+    """Return the same as text for people."""
     if footprint is None:
         return []
     share = footprint.active_bytes / footprint.total_bytes
@@ -240,7 +242,7 @@ def list_footprint(footprint: Footprint | None) -> list[tuple[str, str]]:
 
 
 def describe_record(record: ModelRecord) -> dict[str, object]:
-    """What the catalogue knows, and what was set on the model, as JSON fields."""
+    """Return the catalogue's facts about a model and the settings of the model, as JSON fields."""
     return describe_model(record) | {
         "template": record.template,
         "system": record.system,
@@ -250,7 +252,7 @@ def describe_record(record: ModelRecord) -> dict[str, object]:
 
 
 def print_record(record: ModelRecord) -> None:
-    """Print what the catalogue knows of a model as text for people."""
+    """Print the catalogue's facts about a model as text for people."""
     rows = [("name", record.short_name), ("id", record.digest), ("from", record.from_name or "")]
     rows += [("system", make_printable(record.system or "")), ("template", make_printable(record.template or ""))]
     rows += [("options", ", ".join(list_parameters(record.parameters)))]
@@ -263,7 +265,7 @@ def print_record(record: ModelRecord) -> None:
 
 
 def print_chat(path: Path) -> None:
-    """Print what conversations with a model are like, and which sampling parameters its files recommend."""
+    """Print the features of a model's chat template, and the sampling parameters that its files recommend."""
     rows = [
         *describe_template(read_template(path)).items(),
         ("sampling", ", ".join(list_parameters(read_sampling(path)))),
@@ -275,7 +277,7 @@ def print_chat(path: Path) -> None:
 
 
 def describe(opened: GGUFFile | SafetensorsFolder, *, with_tensors: bool) -> dict[str, object]:
-    """Everything as JSON fields; long arrays shortened to their length and first items."""
+    """Return everything as JSON fields; long arrays are shortened to their length and first items."""
     fields: dict[str, object] = {
         "format": name_format(opened),
         "paths": [str(path) for path in opened.paths],
@@ -327,17 +329,17 @@ def _list_tensor(tensor: TensorSource) -> tuple[str, str, str, str]:
 
 
 def name_format(opened: GGUFFile | SafetensorsFolder) -> str:
-    """The container's name and version."""
+    """Return the container's name and version."""
     return f"GGUF {opened.version}" if isinstance(opened, GGUFFile) else "safetensors"
 
 
 def read_metadata(opened: GGUFFile | SafetensorsFolder) -> Mapping[str, object]:
-    """Metadata of a GGUF file, config.json of a folder."""
+    """Return the metadata of a GGUF file, or config.json of a folder."""
     return opened.metadata if isinstance(opened, GGUFFile) else opened.config
 
 
 def sum_by_type(tensors: Mapping[str, TensorSource]) -> dict[str, dict[str, int]]:
-    """Type name → tensors, parameters and bytes, the largest first."""
+    """Return for each type its tensors, parameters and bytes, the largest first."""
     sums: dict[str, dict[str, int]] = {}
     for tensor in tensors.values():
         row = sums.setdefault(tensor.type_name, {"tensors": 0, "parameters": 0, "bytes": 0})
@@ -348,7 +350,7 @@ def sum_by_type(tensors: Mapping[str, TensorSource]) -> dict[str, dict[str, int]
 
 
 def shorten(value: object) -> object:
-    """A value fit for JSON; an array longer than MAX_ITEMS becomes its length and first items."""
+    """Return a value fit for JSON; an array longer than MAX_ITEMS becomes its length and first items."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -362,7 +364,7 @@ def shorten(value: object) -> object:
 
 
 def format_value(value: object) -> str:
-    """One line for a value of any length; control characters are spelt out, as files may come from anywhere."""
+    """Return one line for a value of any length, with control characters spelt out, as files are untrusted."""
     if isinstance(value, list | np.ndarray):
         items = ", ".join(repr(shorten(item)) for item in value[:MAX_ITEMS])
         text = f"{format_count(len(value))} items: {items}{', …' if len(value) > MAX_ITEMS else ''}"

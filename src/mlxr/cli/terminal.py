@@ -1,4 +1,4 @@
-"""What commands print: JSON, tables, sizes, progress, Markdown. Results go to stdout, what is about them to stderr."""
+"""Output of commands: JSON, tables, sizes, progress, Markdown. Results go to stdout, notes and progress to stderr."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: st
 
 
 def format_table(columns: Sequence[str], rows: Iterable[Sequence[str]], room: int | None = None) -> list[str]:
-    """The lines of a table, at most `room` characters wide where its words allow."""
+    """Return the lines of a table, at most `room` characters wide if its words allow."""
     lines = [[heading.strip() for heading in columns], *rows]
     widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
     if room is not None:
@@ -61,7 +61,7 @@ def format_table(columns: Sequence[str], rows: Iterable[Sequence[str]], room: in
 
 
 def _narrow(widths: list[int], columns: Sequence[str], room: int) -> list[int]:
-    """Widths that fit into `room` characters, the widest columns of text cut first, to no less than NARROWEST."""
+    """Return widths that fit into `room` characters; cuts the widest columns of text first, at most to NARROWEST."""
     texts = [index for index, heading in enumerate(columns) if not heading.startswith(" ")]
     while sum(widths) + 2 * (len(widths) - 1) > room:
         widest = max(texts, key=lambda index: widths[index])
@@ -83,17 +83,17 @@ def write_piece(text: str) -> None:
 
 
 def write_thought(text: str) -> None:
-    """Write a piece of a model's reasoning, dimmed, where a person reads along; nothing goes into files and pipes."""
+    """Write a piece of a model's reasoning, dimmed, to a terminal; nothing goes into files and pipes."""
     if sys.stdout.isatty():
         write_piece(DIM + "\n".join(map(make_printable, text.split("\n"))) + PLAIN)
 
 
 @contextmanager
 def show_progress(title: str, *, counts_bytes: bool = False) -> Iterator[Progress | None]:
-    """A progress bar on stderr that goes away when done; None where stderr is no terminal.
+    """Show a progress bar on stderr that goes away when done; yields None if stderr is no terminal.
 
-    The function it gives takes (done, total), in bytes or pieces. With `counts_bytes` the bar also shows how many bytes
-    have come, of how many, and how fast they come.
+    Otherwise yields a function that takes (done, total), in bytes or pieces. With `counts_bytes` the bar also shows the
+    bytes done, the total, and the speed.
     """
     if not sys.stderr.isatty():
         yield None
@@ -118,9 +118,9 @@ def show_progress(title: str, *, counts_bytes: bool = False) -> Iterator[Progres
 
 @contextmanager
 def change_keys(change: Callable[[int], object]) -> Iterator[None]:
-    """While the block runs, keys are treated as `change(descriptor)` has set the terminal.
+    """Set the terminal's treatment of keys by `change(descriptor)` while the block runs.
 
-    Nothing is changed where stdin is no terminal, or this process is in the background, which that would stop.
+    Changes nothing if stdin is no terminal, or if this process is in the background, as that would stop it.
     """
     try:
         import termios
@@ -141,7 +141,7 @@ def change_keys(change: Callable[[int], object]) -> Iterator[None]:
 
 
 def _hide_keys(descriptor: int) -> None:
-    """Let what is typed meanwhile wait, and not be written into what is shown."""
+    """Hide typed keys, so that they are not written into the output; they wait for the next read."""
     import termios
 
     mode = termios.tcgetattr(descriptor)
@@ -150,7 +150,7 @@ def _hide_keys(descriptor: int) -> None:
 
 
 def format_bytes(count: float) -> str:
-    """A size in the largest unit that leaves at least 1 before the point."""
+    """Return a size in the largest unit that leaves at least 1 before the point."""
     for unit in _BYTE_UNITS[:-1]:
         if abs(count) < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -159,12 +159,12 @@ def format_bytes(count: float) -> str:
 
 
 def format_count(count: int) -> str:
-    """A number with thousands separated."""
+    """Return a number with separated thousands."""
     return f"{count:,}"
 
 
 def make_printable(text: str) -> str:
-    """`text` on one line, with control characters spelt out so that they cannot steer the terminal."""
+    """Return `text` on one line, with control characters spelt out, so that they cannot control the terminal."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
@@ -177,10 +177,10 @@ _RULE = re.compile(r" *(-{3,}|\*{3,}|_{3,}) *\n")
 
 
 class Markdown:
-    """Markdown that comes in pieces, made fit for a terminal: styles in place of marks, lines wrapped between words.
+    """Renders Markdown that comes in pieces for a terminal: styles replace marks, lines are wrapped between words.
 
-    A subset: headings, bullets, quotes, rules, code, bold and italics; all else stays as it is written. What is not
-    certain yet is held back, at most a word or the beginning of a line. Control characters are spelt out.
+    A subset: headings, bullets, quotes, rules, code, bold and italics; all else stays as it is written. Text that is
+    not certain yet is held back, at most a word or the beginning of a line. Control characters are spelt out.
     """
 
     def __init__(self, width: int) -> None:
@@ -193,7 +193,7 @@ class Markdown:
         self._begins, self._is_code, self._wraps = True, False, True
 
     def push(self, text: str, *, is_last: bool = False) -> str:
-        """Take a piece of the text and return what can be shown now."""
+        """Add a piece of the text; returns the text that can be shown now."""
         self._held += text.replace("\t", "    ").replace("\r", "")
         shown: list[str] = []
         while self._held and (self._begin(shown, is_last) if self._begins else self._go_on(shown, is_last)):
@@ -207,7 +207,7 @@ class Markdown:
         return taken
 
     def _begin(self, shown: list[str], is_last: bool) -> bool:
-        """The beginning of a line: what kind of line it is. False while that is open."""
+        """Show the beginning of a line, by the kind of line; returns False while the kind is open."""
         line, newline, _ = self._held.partition("\n")
         is_whole = bool(newline) or is_last
         if not is_whole and _UNDECIDED.fullmatch(line):
@@ -240,7 +240,7 @@ class Markdown:
         return True
 
     def _go_on(self, shown: list[str], is_last: bool) -> bool:
-        """Show one word, or what is left of a line of code. False while the end of the word has not come."""
+        """Show one word, or the rest of a line of code; returns False while the end of the word has not come."""
         if self._is_code or self._held[0] == "\n":
             line, newline, _ = self._held.partition("\n")
             self._take(len(line) + 1)
@@ -266,7 +266,7 @@ class Markdown:
         return True
 
     def _style(self, word: str) -> tuple[str, int]:
-        """A word with styles for its marks, and how many cells it takes."""
+        """Return a word with styles for its marks, and the number of cells that it takes."""
         parts, cells, before = [], 0, " "
         for match in _MARKS.finditer(word):
             mark, after = match[0], word[match.end() : match.end() + 1]
@@ -288,7 +288,7 @@ class Markdown:
 
 
 def _find_end(text: str) -> int | None:
-    """Where the word ends that `text` begins with; None where more may come. A wide letter is a word of its own."""
+    """Return the end of the first word in `text`; None if more of it may come. A wide letter is a word of its own."""
     for at, char in enumerate(text):
         if char in " \n" or at == MAX_WORD:
             return at
@@ -302,7 +302,7 @@ def _is_wide(char: str) -> bool:
 
 
 def make_renderer() -> Markdown | None:
-    """What renders answers for who sits at a terminal; None where stdout is none, since programs want them as is."""
+    """Return the renderer of answers for a terminal; None if stdout is none, since programs want plain answers."""
     return Markdown(shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
 
 
@@ -312,9 +312,9 @@ CLIPBOARDS = (("pbcopy",), ("wl-copy",), ("xclip", "-selection", "clipboard"), (
 def copy_text(text: str) -> str | None:
     """Put a text on the clipboard, by a program of the system or else by the terminal itself (OSC 52 of xterm).
 
-    Returns where it went, None where there is neither.
+    Returns the way that was used, None if there is neither.
     """
-    import base64  # loaded here, as `mlxr --help` needs neither and they take milliseconds
+    import base64  # imported here, as they take milliseconds and `mlxr --help` needs neither
     import subprocess
 
     for command in CLIPBOARDS:

@@ -1,7 +1,7 @@
-"""`mlxr top`: what a server does now, from its own figures: a view that renews itself, a snapshot, or JSON.
+"""`mlxr top`: the activity of a server, from its own figures: a view that renews itself, a snapshot, or JSON.
 
-Speeds are differences of counters between two looks. Nothing is measured for it, and the server does no more than for
-its page.
+Speeds are differences of counters between two looks. Nothing is measured for it, and the server does no more work than
+for its web page.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from mlxr.core.errors import MlxrError
 from mlxr.core.settings import Settings, resolve
 
 Row = Mapping[str, Any]
-OWN_PATHS = "/v1/admin/"  # requests of those who only look
+OWN_PATHS = "/v1/admin/"  # requests of watchers, which are not listed
 BAR_CELLS = 30
-OLD_S = 1.5  # figures of which the view says how old they are
-SAME_S = 0.05  # between two looks at figures that are not the same ones
+OLD_S = 1.5  # the view shows the age of older figures
+SAME_S = 0.05  # figures whose times differ by less are the same
 FRESH_SCREEN, OLD_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 
 Interval = Annotated[
@@ -45,12 +45,12 @@ Interval = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a server said at one time: its `info`, the rows of its loaded models, of their caches, and of requests."""
+    """A server's figures at one time: its `info`, the rows of its loaded models, of their caches, and of requests."""
 
     time_s: float
     info: Row
     models: Sequence[Row]
-    caches: Mapping[str, Row]  # by model; names that share what is loaded are there once
+    caches: Mapping[str, Row]  # by model; names that share a cache are there once
     requests: Sequence[Row]
 
 
@@ -89,7 +89,7 @@ def look(settings: Settings, url: str | None) -> Look:
 
 
 def describe(now: Look, before: Look) -> dict[str, object]:
-    """All figures as JSON fields; speeds are tokens per second since the look `before`."""
+    """Return all figures as JSON fields; speeds are tokens per second since the look `before`."""
     models = []
     for row in now.models:
         engine = _engine(now, row)
@@ -126,7 +126,7 @@ def describe(now: Look, before: Look) -> dict[str, object]:
 
 
 def render(now: Look, before: Look, address: str, width: int | None = None) -> list[str]:
-    """The lines of the view, at most `width` characters wide where words allow."""
+    """Return the lines of the view, at most `width` characters wide if words allow."""
     told = describe(now, before)
     memory, budget = sum(row["size_bytes"] for row in _once(now.models)), int(now.info["models_memory_bytes"])
     filled = min(BAR_CELLS, round(BAR_CELLS * memory / max(budget, 1)))
@@ -182,18 +182,20 @@ def _request_row(row: Row) -> tuple[str, ...]:
 
 
 def _engine(now: Look, row: Row) -> Row:
-    """The counters of a model's engine; empty for a name that shares another one's."""
+    """Return the counters of a model's engine; empty for a name that shares another one's."""
     engine: Row = now.caches.get(row["name"], {}).get("engine", {})
     return engine
 
 
 def _once(models: Sequence[Row]) -> list[Row]:
-    """Models whose memory counts: of names that share what is loaded, the first."""
+    """Return the models whose memory counts: of names that share weights and cache, the first."""
     return [row for row in models if all(row["name"] < other for other in row["shared_with"])]
 
 
 def _speed(now: Look, before: Look, row: Row, name: str) -> float | None:
-    """Tokens per second of a counter; None where a model was not there before, was loaded anew, or told nothing new."""
+    """Return a counter's tokens per second; None if the model was not there before, was loaded anew, or has no new
+    figures.
+    """
     counts = [_engine(look, row).get(name) for look in (now, before)]
     count, earlier = (-1 if one is None else int(one) for one in counts)
     if min(count, earlier) < 0 or count < earlier:
@@ -204,7 +206,7 @@ def _speed(now: Look, before: Look, row: Row, name: str) -> float | None:
 
 
 def _follow(before: Look, address: str, interval_s: float, take: Callable[[], Look]) -> None:
-    """Renew the view until `q` or Ctrl-C. A server that does not answer is told, and asked again."""
+    """Renew the view until `q` or Ctrl-C. If the server does not answer, show the error and ask again."""
     lines = [f"mlxr at {address}"]
     while not _is_ended(interval_s):
         size = shutil.get_terminal_size()
@@ -220,7 +222,7 @@ def _follow(before: Look, address: str, interval_s: float, take: Callable[[], Lo
 
 
 def _is_ended(seconds: float) -> bool:
-    """Wait; whether `q` was typed meanwhile."""
+    """Wait; returns True if `q` was typed meanwhile."""
     try:
         if sys.stdin.isatty() and select.select([sys.stdin], [], [], seconds)[0]:
             return sys.stdin.read(1) in ("q", "Q", "")
@@ -233,7 +235,7 @@ def _is_ended(seconds: float) -> bool:
 
 @contextmanager
 def _screen() -> Iterator[None]:
-    """A screen of its own, and keys as they are typed; both are as before at the end."""
+    """Switch to a separate screen and to reading single keys; restores both at the end."""
     import tty
 
     with change_keys(tty.setcbreak):

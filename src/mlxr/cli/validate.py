@@ -1,5 +1,5 @@
-"""`mlxr validate`, `perplexity` and `imatrix`: whether a model computes what it should, how well it predicts a text,
-and which columns of its weights it uses there."""
+"""`mlxr validate`, `perplexity` and `imatrix`: checks of a model's results, its perplexity on a text, and the use of
+its weights' columns there."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def validate(settings: Settings, model: OptionalModel = "demo", json: Json = Fal
 
 
 def encode(loaded: LoadedModel) -> list[int]:
-    """PROMPT as a chat turn, or as plain text for a model without a chat template."""
+    """Encode PROMPT as a chat turn, or as plain text for a model without a chat template."""
     if loaded.chat_template is None:
         return encode_prompt(loaded.tokenizer, loaded.config.vocab_size, PROMPT)
     request = ChatRequest([{"role": "user", "content": PROMPT}], SamplingParams())
@@ -66,7 +66,7 @@ def encode(loaded: LoadedModel) -> list[int]:
 
 
 def describe(loaded: LoadedModel, result: Validation) -> dict[str, object]:
-    """The whole result as fields for JSON."""
+    """Return the whole result as fields for JSON."""
     engine, check = result.engine, result.cache
     return {
         "model": loaded.name,
@@ -167,7 +167,7 @@ def print_result(loaded: LoadedModel, result: Validation, limits: MachineLimits 
 
 
 def list_groups(result: Validation) -> list[tuple[str, str]]:
-    """The pages of each group of layers, where there are several."""
+    """Return rows with the pages of each group of layers, if there are several."""
     groups = result.engine.cache.groups
     return [
         (f"  {group.name}", f"{group.peak_pages} of {group.pages} pages, {format_bytes(group.peak_bytes)}")
@@ -177,7 +177,7 @@ def list_groups(result: Validation) -> list[tuple[str, str]]:
 
 
 def format_full_use(use: FullUse) -> str:
-    """The cache of long texts side by side, and what their windows save."""
+    """Return as text the cache of long texts side by side, and the bytes that windows save."""
     needed = f"{use.sequences} sequences of {format_count(use.tokens)} tokens: {format_bytes(use.needed_bytes)}"
     if use.needed_bytes == use.unwindowed_bytes:
         return needed
@@ -186,7 +186,7 @@ def format_full_use(use: FullUse) -> str:
 
 
 def describe_memory(weight_bytes: int, stats: EngineStats) -> dict[str, int]:
-    """Bytes of the weights, of the cache at most and now, and of what is in it."""
+    """Return the bytes of the weights, of the cache at most and now, and of its contents."""
     return {
         "weight_bytes": weight_bytes,
         "arena_bytes": stats.arena_bytes,
@@ -199,7 +199,7 @@ def describe_memory(weight_bytes: int, stats: EngineStats) -> dict[str, int]:
 
 
 def format_memory(weight_bytes: int, stats: EngineStats) -> str:
-    """The same as text for people."""
+    """Return the same as text for people."""
     weights, arena, in_use, *held = map(format_bytes, describe_memory(weight_bytes, stats).values())
     parts = ", ".join(" ".join(pair) for pair in zip(held, ("used", "shared", "cached", "on disk"), strict=True))
     return f"weights {weights}, cache up to {arena}, in use {in_use}: {parts}"
@@ -315,11 +315,11 @@ def imatrix(
 
 @contextmanager
 def open_losses(path: Path | None, read_bytes: Callable[[int], bytes]) -> Iterator[Callable[[TokenScore], None] | None]:
-    """Give a function that writes a line for each scored token, whose text `read_bytes` has; None without a path.
+    """Yield a function that writes a line for each scored token, with its bytes from `read_bytes`; None without a path.
 
-    Raises InvalidRequest where the file cannot be written.
+    Raises InvalidRequest if the file cannot be written.
 
-    `text` has the token's bytes as UTF-8, with U+FFFD for what is none by itself: a character may have several tokens.
+    `text` has the token's bytes as UTF-8, with U+FFFD for parts of characters: one may have several tokens.
     """
     if path is None:
         yield None
@@ -338,7 +338,7 @@ def open_losses(path: Path | None, read_bytes: Callable[[int], bytes]) -> Iterat
 
 
 def read_text(path: Path) -> str:
-    """The whole file; raises NotFound or InvalidRequest."""
+    """Return the whole file; raises NotFound or InvalidRequest."""
     try:
         return path.read_bytes().decode()
     except FileNotFoundError as error:

@@ -1,7 +1,7 @@
-"""Who may ask: the keys, the host names and the origins of requests.
+"""Access control: checks the keys, the host names and the origins of requests.
 
 Keys are compared in constant time by their digests, and only the first characters of a digest are ever logged. Host
-names and origins keep web pages out that the owner of the server did not allow.
+names and origins keep out web pages that the owner of the server did not allow.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KEY_ID_CHARACTERS = 8
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Holds what the checks see: header names in lower case, `client` an address.
+    """The parts of a request that the checks see: header names in lower case, `client` an address.
 
     `server` is the address of this machine that the connection came to, None for a Unix socket.
     """
@@ -39,7 +39,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of which each request must bring one; without keys every request passes."""
+    """The valid keys; each request must bring one of them. Without keys every request passes."""
 
     digests: tuple[bytes, ...] = field(repr=False)
 
@@ -50,25 +50,25 @@ class Keys:
 
     @classmethod
     def read(cls, settings: Settings) -> Keys:
-        """From the settings `api_keys` and `api_keys_file`; raises SettingError for a file that gives none."""
+        """Read the settings `api_keys` and `api_keys_file`; raises SettingError for a file without keys."""
         keys = list(settings.api_keys)
         if settings.api_keys_file is not None:
             keys += read_keys_file(Path(settings.api_keys_file))
         return cls.of(keys)
 
     def check(self, head: Head) -> str | None:
-        """The id of the key that was brought, None where none is needed; raises ServerError 401."""
+        """Return the id of the request's key, None if none is needed; raises ServerError 401."""
         if not self.digests or head.path in OPEN_PATHS:
             return None
         brought = _digest(find_key(head.headers))
-        found = [hmac.compare_digest(digest, brought) for digest in self.digests]  # all of them, whichever fits
+        found = [hmac.compare_digest(digest, brought) for digest in self.digests]  # all, so that the time tells nothing
         if not any(found):
             raise ServerError(401, "unauthorized", "a valid API key is needed: Authorization: Bearer KEY, or x-api-key")
         return brought.hex()[:KEY_ID_CHARACTERS]
 
 
 def read_keys_file(path: Path) -> list[str]:
-    """One key on each line; empty lines and those that begin with # do not count."""
+    """Read one key from each line; empty lines and those that begin with # do not count."""
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
@@ -80,7 +80,7 @@ def read_keys_file(path: Path) -> list[str]:
 
 
 def find_key(headers: dict[str, str]) -> str:
-    """The key that a request brings, "" for none."""
+    """Return the key that a request brings, "" for none."""
     kind, _, value = headers.get("authorization", "").partition(" ")
     return value.strip() if kind.lower() == "bearer" and value.strip() else headers.get("x-api-key", "")
 
@@ -97,9 +97,9 @@ ORIGIN_FORM = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]*", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """The names by which the server may be called: `names` in lower case besides those that are always let through.
+    """The host names that requests may use: `names` in lower case, and those that are always allowed.
 
-    `everywhere` says that the server listens on every address, where names are not checked.
+    If `everywhere`, the server listens on every address, and names are not checked.
     """
 
     names: frozenset[str]
@@ -107,15 +107,15 @@ class Hosts:
 
     @classmethod
     def read(cls, settings: Settings) -> Hosts:
-        """From the settings `allowed_hosts` and `host`, with the name of this machine."""
+        """Read the settings `allowed_hosts` and `host`; adds the name of this machine."""
         names = frozenset(name.lower() for name in (*settings.allowed_hosts, settings.host, socket.gethostname()))
         return cls(names, is_address(settings.host) and ipaddress.ip_address(settings.host).is_unspecified)
 
     def check(self, head: Head) -> None:
         """Raise ServerError 403 for a Host header with a name that others can point to this machine.
 
-        Names are checked on connections that came to a loopback address. What came from the network was let in by
-        whoever chose the address to listen on.
+        Names are checked on connections to a loopback address. Connections from the network were allowed by the choice
+        of the address to listen on.
         """
         if self.everywhere or head.server is None or not is_loopback(head.server):
             return
@@ -126,7 +126,7 @@ class Hosts:
             )
 
     def is_own(self, name: str) -> bool:
-        """Tell whether a name (lower case, no port) can only mean this server: it is local, listed, or an address."""
+        """Return True if a name (lower case, no port) can only mean this server: it is local, listed, or an address."""
         return name == "localhost" or name.endswith(PRIVATE_ENDINGS) or name in self.names or is_address(name)
 
 
@@ -138,7 +138,7 @@ class Origins:
 
     @classmethod
     def read(cls, settings: Settings) -> Origins:
-        """Ollama's list and the setting `cors_origins`; raises SettingError for what is no origin."""
+        """Read Ollama's list and the setting `cors_origins`; raises SettingError for an entry that is no origin."""
         for origin in settings.cors_origins:
             if not ORIGIN_FORM.fullmatch(origin):
                 raise SettingError(
@@ -150,10 +150,10 @@ class Origins:
         return cls(rf"(?i:https?://(?:{local})(?::\d+)?|{listed})")
 
     def check(self, head: Head, hosts: Hosts) -> None:
-        """Raise ServerError 403 for a request that a web page of an origin makes which is not listed.
+        """Raise ServerError 403 for a request of a web page whose origin is not listed.
 
-        A page of the server's own origin passes if the name is one of its own in `hosts`: any other name can have been
-        pointed here by the page itself.
+        A page of the server's own origin passes if its host name is in `hosts`: a page of an attacker could have
+        pointed any other name here.
         """
         origin = head.headers.get("origin")
         if origin is None:
@@ -175,10 +175,10 @@ class Origins:
 
 
 def check_embedding(head: Head) -> None:
-    """Raise ServerError 403 for what a page of another site embeds, such as a picture or a frame.
+    """Raise ServerError 403 for a request by which a page of another site embeds something, as a picture or a frame.
 
     Browsers send no origin for that. They tell the site and the mode of every request to an address of this machine,
-    and to others where the server is behind HTTPS. Following a link to the server, which embeds nothing, passes.
+    and to others if the server is behind HTTPS. Following a link to the server, which embeds nothing, passes.
     """
     site, mode = head.headers.get("sec-fetch-site"), head.headers.get("sec-fetch-mode")
     is_frame = mode == "navigate" and head.headers.get("sec-fetch-dest") != "document"
@@ -187,7 +187,7 @@ def check_embedding(head: Head) -> None:
 
 
 def host_name(host: str) -> str:
-    """A Host header without its port, in lower case."""
+    """Return a Host header without its port, in lower case."""
     host = host.strip().lower()
     if host.startswith("["):
         return host[1:].partition("]")[0]
@@ -195,12 +195,12 @@ def host_name(host: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine reaches an address to listen on."""
+    """Return True if only this machine reaches an address to listen on."""
     return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
 def is_address(name: str) -> bool:
-    """Tell whether `name` is an IPv4 or IPv6 address."""
+    """Return True if `name` is an IPv4 or IPv6 address."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -209,5 +209,5 @@ def is_address(name: str) -> bool:
 
 
 def _translate(origin: str) -> str:
-    """An origin in which * stands for any name, port or id, as a regular expression."""
+    """Return the regular expression of an origin in which * stands for any name, port or id."""
     return ".*" if origin == "*" else re.escape(origin).replace(r"\*", "[^/]*")

@@ -1,10 +1,10 @@
-"""The requests in flight, one row each, and what is logged and traced of them.
+"""The requests in flight, one row each, and their log lines and traces.
 
-A row is made when a request arrives and lives in its scope; what the request borrows or starts is kept on the row's
-exit stack, which is closed when the request ends, however it ends. The log has one line for each request with its id,
-in a form for people or as JSON. Prompts and answers are logged by nobody, unless the setting `log_prompts` asks for it
-(`log_prompt` is the one place). Spans go to OpenTelemetry where the setting asks for them and the library is installed;
-the exporter is that of the environment (`OTEL_EXPORTER_OTLP_ENDPOINT` and so on). Otherwise a span is nothing and costs
+A row is made when a request arrives and lives in its scope. Everything that the request borrows or starts is on the
+row's exit stack, which is closed when the request ends, in whatever way. The log has one line for each request with its
+id, in a form for people or as JSON. Prompts and answers are never logged, unless the setting `log_prompts` asks for it
+(`log_prompt` is the one place). Spans go to OpenTelemetry if the setting asks for them and the library is installed,
+with the exporter of the environment (`OTEL_EXPORTER_OTLP_ENDPOINT` and so on). Otherwise a span does nothing and costs
 nothing. Knows no dialect.
 """
 
@@ -49,31 +49,31 @@ class InFlight:
     stack: AsyncExitStack  # closed when the request ends, with what it borrowed or started
     arrived_s: float = field(default_factory=monotonic)  # by the monotonic clock, as all times here
     route: str = "unknown"  # the template of the path
-    peer: str = ""  # counts its share of the engine, see `_name_peer`
+    peer: str = ""  # the client for fair shares of the engine, see `_name_peer`
     key_id: str | None = None  # of the key that it brought
     model: str | None = None  # that it borrowed
     adapter: str | None = None
     prompt_tokens: int = 0
-    read_tokens: int = 0  # of the prompt that is being read, those of the cache among them
+    read_tokens: int = 0  # of the prompt, computed or from the cache so far
     generated_tokens: int = 0
-    told_s: float | None = None  # when the log said last how far the reading of its prompt is
+    told_s: float | None = None  # the time of the last log line about reading its prompt
     first_token_s: float | None = None
     ignored: list[str] = field(default_factory=list)  # fields of its body that have no effect, see `note_ignored`
-    failure: ServerError | None = None  # why it was refused or failed
+    failure: ServerError | None = None  # the reason if it was refused or failed
     is_gone: bool = False  # the client closed the connection before it had its answer
     cancels: list[Callable[[], None]] = field(default_factory=list)  # end its answers at the next step
     thought_ends: list[Callable[[], None]] = field(default_factory=list)  # close the thoughts of its answers
-    reply_id: str | None = None  # what the reply calls itself
-    task: asyncio.Task[object] | None = None  # what serves it
+    reply_id: str | None = None  # the id in the reply
+    task: asyncio.Task[object] | None = None  # serves it
     is_cut_off: bool = False  # by a server that stops
 
     def cancel(self) -> None:
-        """End all answers that grow."""
+        """End all unfinished answers."""
         for cancel in self.cancels:
             cancel()
 
     def cut_off(self) -> None:
-        """End the request for a server that stops: its answers, or else whatever it waits for."""
+        """End the request for a server that stops: its answers, or else its wait."""
         if self.cancels:
             self.cancel()
         elif self.task is not None:
@@ -94,7 +94,7 @@ class Activity:
         return len(self._rows)
 
     def open(self, scope: Scope, wanted_id: str | None, stack: AsyncExitStack) -> InFlight:
-        """The row of a new request, also put into its scope; its id is `wanted_id` where that is free and plain."""
+        """Make the row of a new request, also in its scope; its id is `wanted_id` if that is free and plain."""
         request_id = wanted_id if wanted_id and self._is_usable(wanted_id) else f"{random.getrandbits(64):016x}"
         client = scope.get("client")
         row = InFlight(request_id, scope["method"], scope["path"], client[0] if client else "local", stack)
@@ -105,18 +105,18 @@ class Activity:
         return row
 
     def close(self, row: InFlight) -> None:
-        """Take out the row of a request that has ended."""
+        """Remove the row of a request that has ended."""
         self._rows.pop(row.id, None)
 
     def find(self, request_id: str) -> InFlight | None:
-        """The row of a request, by its id or by that of its reply; None when there is none such."""
+        """Return the row of a request, by its id or by that of its reply; None if there is none."""
         found = self._rows.get(request_id)
         return found or next((row for row in self if row.reply_id == request_id), None)
 
     def end_thoughts(self, request_id: str, key_id: str | None, field: str) -> None:
         """Close the thoughts of a request that came with the same key, so that the model answers.
 
-        Raises ServerError naming `field` where there are none.
+        Raises ServerError naming `field` if there are none.
         """
         row = self.find(request_id)
         if row is None or row.key_id != key_id:
@@ -138,14 +138,14 @@ class Activity:
 
 
 def in_flight(connection: HTTPConnection) -> InFlight:
-    """The row of the request that is being served."""
+    """Return the row of the request that is being served."""
     row = connection.scope["state"]["in_flight"]
     assert isinstance(row, InFlight)
     return row
 
 
 def _name_peer(client: tuple[str, int] | None, request_id: str) -> str:
-    """Return who asks, as far as that can be told: an address; on this machine, where all share one, a connection."""
+    """Return a name for the client: its address, or its connection if it is on this machine, where all share one."""
     if client is None:
         return request_id  # a Unix socket, whose connections have no names
     address, port = client
@@ -163,12 +163,12 @@ models = logging.getLogger("mlxr.models")
 _FIELDS = "fields"
 MAX_REASON_CHARACTERS = 300
 MAX_NAME_CHARACTERS = 80
-READING_S = 10.0  # that a prompt is read before the log says how far that is, and between two lines of it
+READING_S = 10.0  # of reading a prompt before the log tells the progress, and between two such lines
 QUIET_ROUTES = OPEN_PATHS | ROOT_PATHS | {"/metrics", ASSET_PATH}
 
 
 class JsonLines(logging.Formatter):
-    """A record as one JSON object: time, level, logger, message, the record's own fields, and any traceback."""
+    """Formats a record as a JSON object: time, level, logger, message, the record's own fields, and any traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Write a record as one line of JSON."""
@@ -185,10 +185,10 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """A record as one line for people; control characters are spelt out, so nobody can forge a line."""
+    """Formats a record as one line for people; control characters are spelt out, so that no line can be forged."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and any traceback after it."""
+        """Return one line, and any traceback after it."""
         time = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S.%f")[:-3]
         fields = " ".join(f"{name}={value}" for name, value in getattr(record, _FIELDS, {}).items())
         text = f"{time} {record.levelname.lower():7} {record.getMessage()} {fields}".rstrip()
@@ -197,7 +197,7 @@ class TextLines(logging.Formatter):
 
 
 def start_logging(settings: Settings, stream: TextIO | None = None) -> logging.Handler:
-    """Send what mlxr and uvicorn log to `stream` (default stderr); returns the handler."""
+    """Send the logs of mlxr and uvicorn to `stream` (default stderr); returns the handler."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if settings.log_format == "json" else TextLines())
     for name in ("mlxr", "uvicorn.error"):
@@ -212,9 +212,9 @@ def start_logging(settings: Settings, stream: TextIO | None = None) -> logging.H
 
 
 def log_request(row: InFlight, status: int, seconds: float) -> None:
-    """One line for a request that has ended, with the reason if it was refused or failed.
+    """Log a request that has ended, in one line, with the reason if it was refused or failed.
 
-    What only watches the server, and the files that the page is made of, are told on the level debug.
+    Requests that only watch the server, and those for files of the page, are logged on the level debug.
     """
     level = logging.DEBUG if row.route in QUIET_ROUTES else logging.INFO
     if not access.isEnabledFor(level):
@@ -240,18 +240,18 @@ def log_request(row: InFlight, status: int, seconds: float) -> None:
 
 
 def log_ignored(row: InFlight, names: str) -> None:
-    """Log which fields of a request's body have no effect, on the level debug."""
+    """Log the fields of a request's body that have no effect, on the level debug."""
     bodies.debug("ignored fields", extra={_FIELDS: {"request_id": row.id, "fields": names}})
 
 
 def log_stand_in(row: InFlight, wanted: str, model: str) -> None:
-    """Log which model answers for a name that no model has."""
+    """Log the model that answers for a name that no model has."""
     fields = {"request_id": row.id, "wanted": wanted[:MAX_NAME_CHARACTERS], "model": model}
     models.info("another model answers, as there is none of that name", extra={_FIELDS: fields})
 
 
 def log_reading(row: InFlight, progress: PromptProgress) -> None:
-    """Log how far the reading of a long prompt is, at most every READING_S seconds for one request."""
+    """Log the progress of reading a long prompt, at most every READING_S seconds for one request."""
     now_s, left = monotonic(), progress.prompt_tokens - progress.read_tokens
     is_early = progress.seconds < READING_S or (row.told_s is not None and now_s - row.told_s < READING_S)
     if is_early or not left:
@@ -266,7 +266,7 @@ def log_reading(row: InFlight, progress: PromptProgress) -> None:
 
 
 def log_prompt(row: InFlight, prompt: object) -> None:
-    """Log what was asked; called only where the setting `log_prompts` is on."""
+    """Log the prompt; called only if the setting `log_prompts` is on."""
     prompts.info("prompt", extra={_FIELDS: {"request_id": row.id, "prompt": prompt}})
 
 
@@ -277,7 +277,7 @@ class Span:
         self._span = span
 
     def note(self, row: InFlight, operation: str, finish: Finish) -> None:
-        """Return what is known when an answer has ended, under the names of the conventions for generative AI."""
+        """Set attributes about an answer that has ended, under the names of the conventions for generative AI."""
         if self._span is None:
             return
         self._span.set_attributes(
@@ -299,7 +299,7 @@ NO_SPAN = Span()
 
 @contextmanager
 def start_span(name: str, headers: Mapping[str, str], *, wanted: bool) -> Iterator[Span]:
-    """A span around what follows; its parent is the one that the request's headers name, if they do."""
+    """Start a span around the block; its parent is the one that the request's headers name, if any."""
     if not wanted:
         yield NO_SPAN
         return
@@ -314,7 +314,7 @@ def start_span(name: str, headers: Mapping[str, str], *, wanted: bool) -> Iterat
 
 
 def start_tracing() -> None:
-    """Send spans where the environment says; raises SettingError when the library is not installed."""
+    """Send spans to the exporter of the environment; raises SettingError if the library is not installed."""
     if not find_spec("opentelemetry") or not find_spec("opentelemetry.sdk"):
         raise SettingError(f"tracing: needs OpenTelemetry: {name_install('tracing')}")
     from opentelemetry import trace

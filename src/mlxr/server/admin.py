@@ -1,7 +1,7 @@
-"""Routes of our own: health, metrics, the page's files, and those below `/v1/admin` for who runs the server.
+"""Routes of our own: health, metrics, the page's files, and those below `/v1/admin` for the server's owner.
 
-They tell what the server is, what is loaded and in flight and what a model takes, and import models and adapters.
-Errors have one form: `{"error": {"code", "message", "field", "request_id"}}`.
+The latter describe the server, loaded models, requests in flight and the memory of models, and import models and
+adapters. Errors have one form: `{"error": {"code", "message", "field", "request_id"}}`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Row(BaseModel):
 
 
 class Health(_Row):
-    """Says whether the server is ready; `reason` says why not."""
+    """The health of the server: whether it is ready, and the `reason` if not."""
 
     status: str
     reason: str | None = None
@@ -83,7 +83,7 @@ async def ready(request: Request) -> Response:
 
 @own.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
-    """All metrics in the text format that Prometheus reads."""
+    """Return all metrics in the text format that Prometheus reads."""
     parts = parts_of(request)
     stats = await collect_stats(parts.pool)
     stored_bytes = await asyncio.to_thread(parts.registry.store_bytes)
@@ -91,7 +91,7 @@ async def metrics(request: Request) -> Response:
 
 
 async def page_file(request: Request) -> Response:
-    """A file beside the page: icons, what an installed page is and needs offline, and at `/docs` all routes to try."""
+    """Return a file beside the page: icons, files of an installed page, and at `/docs` all routes to try."""
     return await _require_file(request, ROOT_FILES[request.url.path])
 
 
@@ -101,7 +101,7 @@ for path in ROOT_FILES:
 
 @own.get(ASSET_PATH, response_class=Response)
 async def page_asset(request: Request, name: str) -> Response:
-    """A file that the page is made of; its name changes with what is in it."""
+    """Return a file of the page; its name changes with its contents."""
     return await _require_file(request, name, ASSETS)
 
 
@@ -117,13 +117,13 @@ Words = Annotated[str, Field(min_length=1, max_length=MAX_PATH_CHARACTERS)]
 
 
 class MemoryReply(_Row):
-    """Says what a model takes, or would take if it were loaded now.
+    """The memory that a model takes, or would take if it were loaded now.
 
-    `cache_bytes` are kept for its cache whatever other models want. It takes memory as it is used, now
-    `cache_in_use_bytes`, and up to `cache_max_bytes` where there is room. `free_bytes` is what all models may take less
-    what pinned ones do and what is in use. `unloads` names the models that would make room; `reason` says why it does
-    not fit, and what to do about it. A conversation of `conversation_tokens` tokens, those of the query `tokens` or a
-    whole context, fills `conversation_bytes` of the cache.
+    `cache_bytes` are kept for its cache whatever other models want. The cache takes memory as it is used:
+    `cache_in_use_bytes` now, and up to `cache_max_bytes` if there is room. `free_bytes` is the budget of all models
+    without pinned ones and memory in use. `unloads` names the models that would make room; `reason` says why it does
+    not fit, and what to do about it. A conversation of `conversation_tokens` tokens (the query's `tokens`, or a whole
+    context) fills `conversation_bytes` of the cache.
     """
 
     model: str
@@ -141,9 +141,9 @@ class MemoryReply(_Row):
 
 
 class KnownModel(_Row):
-    """A well-known model. `name` is what a pull takes; `fits` compares its files with the memory that is free.
+    """A well-known model. A pull takes its `name`; `fits` compares its files with the free memory.
 
-    It is yes, slow, tight, no or unknown. How many tokens a second to expect is null where memory was never measured.
+    `fits` is yes, slow, tight, no or unknown. The expected tokens per second are null if memory was never measured.
     """
 
     name: str
@@ -155,23 +155,23 @@ class KnownModel(_Row):
 
 
 class FoundModel(_Row):
-    """A repository of the hub that has GGUF files. `name` is what a pull takes, `downloads` those of a month."""
+    """A repository of the hub that has GGUF files. A pull takes its `name`; `downloads` are those of a month."""
 
     name: str
     downloads: int
 
 
 class Library(_Row):
-    """All well-known models, the usual size of each family first, and what a search of the hub found."""
+    """All well-known models, the usual size of each family first, and the results of a search of the hub."""
 
     models: list[KnownModel]
     hub: list[FoundModel]
 
 
 class FilesReply(_Row):
-    """Where the files of a model lie. `stays` says that they are not deleted with its name.
+    """The place of a model's files. `stays` says that they are not deleted with its name.
 
-    They stay where they lie outside the models folder, or where the models in `shared_with` have the same ones.
+    They stay if they are outside the models folder, or if the models in `shared_with` use them, too.
     """
 
     model: str
@@ -186,7 +186,7 @@ class SamplingReply(RootModel[dict[str, int | float]]):
 
 
 class PdfReply(_Row):
-    """The text of a PDF, an empty line between its pages, and how many of these have none."""
+    """The text of a PDF, an empty line between its pages, and the number of pages without text."""
 
     text: str
     pages: int
@@ -194,7 +194,7 @@ class PdfReply(_Row):
 
 
 class ImportBody(_Row):
-    """The path of a model file or folder, whole or below one of the folders for imports, and what to call it.
+    """The path of a model file or folder, absolute or below one of the folders for imports, and its new name.
 
     A name that another model has is refused, unless `replace` is true.
     """
@@ -205,7 +205,7 @@ class ImportBody(_Row):
 
 
 class ImportReply(_Row):
-    """The model as it is called now."""
+    """The model under its new name."""
 
     name: str
     size_bytes: int
@@ -215,7 +215,7 @@ class ImportReply(_Row):
 async def list_known_models(request: Request) -> Library:
     """Return the models that have short names, and whether they fit into the memory of this machine.
 
-    With `?search=WORDS` the hub is asked for others, too.
+    With `?search=WORDS` the hub is searched, too.
     """
     settings = parts_of(request).settings
     words = request.query_params.get("search", "").strip()[:MAX_SEARCH]
@@ -237,7 +237,7 @@ async def list_known_models(request: Request) -> Library:
         ]
 
     def search(_: Registry, stop: Stop) -> list[FoundModel]:
-        from mlxr.registry.hub import HubClient, search_hub  # which a server needs not before
+        from mlxr.registry.hub import HubClient, search_hub  # imported here, as most servers never need it
 
         with HubClient(stop) as client:
             found = search_hub(words, settings.hub_url, client)
@@ -250,7 +250,7 @@ async def list_known_models(request: Request) -> Library:
 
 @router.get("/models/{name:path}/memory")
 async def show_memory(request: Request, name: str) -> MemoryReply:
-    """Return what a model takes in memory, before it is loaded or as it is."""
+    """Return the memory that a model takes, or would take if it were loaded."""
     parts = parts_of(request)
     record: ModelRecord = await look(request, parts.served.find_base, name)
     asked = request.query_params.get("tokens", "")
@@ -292,7 +292,7 @@ async def show_files(request: Request, name: str) -> FilesReply:
 
 @router.get("/models/{name:path}/sampling")
 async def show_sampling(request: Request, name: str) -> SamplingReply:
-    """Return how a person's answers are sampled where they do not say: the model's advice, else what people expect."""
+    """Return the default sampling for people's answers: what the model recommends, else what people expect."""
     record: ModelRecord = await look(request, parts_of(request).served.find_base, name)
     values = read_params(recommend(record.path), record.parameters)
     numbers = {row.name: values.get(row.name, row.default) for row in PARAMETERS if row.kind in ("int", "float")}
@@ -302,7 +302,7 @@ async def show_sampling(request: Request, name: str) -> SamplingReply:
 
 @router.post("/pdf", openapi_extra={"requestBody": {"required": True, "content": {"application/pdf": {}}}})
 async def read_pdf_text(request: Request) -> PdfReply:
-    """Return the text of a PDF, which is the body, for a message; a page that is a picture has none."""
+    """Return the text of the PDF in the body, for a message; a page that is a picture has none."""
     work = work_of(request)
     data = await work.bodies.take(request, bytes, is_json=False)
     pages = await until_disconnected(request, work.pdfs.start(lambda _stop: work.documents.read(data, "file")))
@@ -314,7 +314,7 @@ async def read_pdf_text(request: Request) -> PdfReply:
 
 @router.post("/models/import")
 async def import_model(request: Request, body: ImportBody) -> ImportReply:
-    """Give a model file or folder a name. It stays where it is, and is read once; if the client goes, it gets none."""
+    """Give a model file or folder a name. It stays in its place and is read once; if the client goes, it gets none."""
     parts = parts_of(request)
     path = await look(request, find_importable, parts.settings, body.path)
     task = start_make(request, lambda registry, stop: _import_file(registry, path, body, stop))
@@ -346,7 +346,7 @@ class AdapterRow(_Row):
 
 
 class AdapterList(_Row):
-    """All adapters. `held_bytes` is what they take in memory, with those that only answers have still."""
+    """All adapters. `held_bytes` is their memory, including unloaded ones that answers still use."""
 
     adapters: list[AdapterRow]
     held_bytes: int
@@ -361,7 +361,7 @@ class LoadBody(_Row):
 
 
 class AdapterReply(_Row):
-    """The adapter as it is called now, and the model that it is for."""
+    """The adapter under its name, and the model that it is for."""
 
     name: str
     base: str
@@ -369,7 +369,7 @@ class AdapterReply(_Row):
 
 @router.get("/adapters")
 async def list_adapters(request: Request) -> AdapterList:
-    """The adapters that requests may name, and what those in memory take."""
+    """Return the adapters that requests may name, and the memory of those that are loaded."""
     parts = parts_of(request)
     records = await look(request, _list, request)
     pool: ModelPool = parts.pool
@@ -388,7 +388,7 @@ async def add_adapter(request: Request, body: LoadBody) -> AdapterReply:
 
 @router.delete("/adapters/{name}")
 async def remove_adapter(request: Request, name: str) -> AdapterReply:
-    """Unload an adapter and wait until no answer has it. One of the registry may be named again, others may not."""
+    """Unload an adapter and wait until no answer uses it. One of the registry may be named again, others may not."""
     record = await forget_adapter(request, name)
     return AdapterReply(name=record.name, base=record.base)
 
@@ -417,8 +417,8 @@ def _describe(record: AdapterRecord, uses: list[tuple[str, AdapterUse]]) -> Adap
 class ModelRow(_Row):
     """A loaded model; `expires_at` is empty for one that stays.
 
-    `size_bytes` are weights and cache as they are in memory now. The cache takes memory as it is used, at most
-    `cache_max_bytes`. What a model has together with those in `shared_with` is in memory once.
+    `size_bytes` are the weights and the cache in memory now. The cache takes memory as it is used, at most
+    `cache_max_bytes`. Weights and cache that a model shares with those in `shared_with` are in memory once.
     """
 
     name: str
@@ -442,7 +442,7 @@ class Models(_Row):
 class CacheRow(_Row):
     """The cache of one loaded model, as the engine counts it.
 
-    Nobody waits for a long step: while one runs, the figures are of `age_s` seconds ago, before it; else that is 0.
+    The reply does not wait for a long step: during one, the figures are from before it, `age_s` seconds ago.
     """
 
     model: str
@@ -484,15 +484,15 @@ class Requests(_Row):
 
 
 class Done(_Row):
-    """Confirms that what was asked for has been done."""
+    """A confirmation that the request was carried out."""
 
     status: str = "ok"
 
 
 class Info(_Row):
-    """Says what the server is and may do, for the page and others who show it.
+    """Facts about the server and its settings, for the page and other programs.
 
-    `models_memory_bytes` is for all loaded models with their caches. Where `context_tokens` is null, each model has its
+    `models_memory_bytes` is for all loaded models with their caches. If `context_tokens` is null, each model has its
     own context.
     """
 
@@ -515,7 +515,7 @@ class Info(_Row):
 
 @router.get("/info")
 async def show_info(request: Request) -> Info:
-    """Return what the server is and may do."""
+    """Return facts about the server and its settings."""
     parts = parts_of(request)
     settings: Settings = parts.settings
     device = await asyncio.to_thread(find_device, settings)
@@ -539,23 +539,23 @@ async def show_info(request: Request) -> Info:
 
 
 def _name_default(served: ServedModels) -> str:
-    """The default model by the name that lists have for it."""
+    """Return the name of the default model, as lists have it."""
     name = served.find_default()
     try:
         return served.find(name).short_name
-    except MlxrError:  # whoever asks it hears why
+    except MlxrError:  # a request to it will tell why
         return name
 
 
 @router.get("/models")
 async def list_models(request: Request) -> Models:
-    """Models that are loaded."""
+    """Return the models that are loaded."""
     return Models(models=[_describe_model(model) for model in parts_of(request).pool.running()])
 
 
 @router.delete("/models/{name:path}")
 async def unload_model(request: Request, name: str) -> Done:
-    """Let go of a loaded model once nobody uses it; its tag may be left out where it is `latest`."""
+    """Unload a model once no request uses it; the tag may be left out if it is `latest`."""
     pool = parts_of(request).pool
     names = {spelling.lower(): model.name for model in pool.running() for spelling in (model.name, model.short_name)}
     if name.lower() not in names:
@@ -567,13 +567,13 @@ async def unload_model(request: Request, name: str) -> Done:
 
 @router.get("/cache")
 async def list_caches(request: Request) -> Caches:
-    """Return what the caches hold and have done."""
+    """Return the contents and the counts of the caches."""
     return Caches(caches=[_describe_cache(name, stats) for name, stats in await collect_stats(parts_of(request).pool)])
 
 
 @router.get("/requests")
 async def list_requests(request: Request) -> Requests:
-    """Requests in flight, this one included."""
+    """Return the requests in flight, this one included."""
     return Requests(requests=[_describe_request(row) for row in parts_of(request).activity])
 
 
@@ -596,9 +596,9 @@ async def end_thinking(request: Request, request_id: str) -> Done:
 
 
 async def collect_stats(pool: ModelPool) -> list[tuple[str, SessionStats]]:
-    """Name and numbers of every loaded model; one that is just being unloaded is left out.
+    """Return name and statistics of every loaded model; one that is just being unloaded is left out.
 
-    Names that share what is loaded are told once, under the first in the alphabet, so that sums are right.
+    Names that share weights and cache come once, under the first in the alphabet, so that sums are right.
     """
     running = [model for model in pool.running() if all(model.name < other for other in model.shared_with)]
     found = await asyncio.gather(*(model.session.stats() for model in running), return_exceptions=True)
@@ -658,7 +658,7 @@ def _describe_request(row: InFlight) -> RequestRow:
 
 
 def render_own_error(error: ServerError, request_id: str) -> Mapping[str, object]:
-    """The body of an error outside the dialects."""
+    """Return the body of an error outside the dialects."""
     fields = {"code": error.code, "message": error.message, "field": error.field, "request_id": request_id}
     return {"error": {name: value for name, value in {**fields, **error.counts}.items() if value is not None}}
 

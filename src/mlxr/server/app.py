@@ -1,8 +1,8 @@
 """The web application: all dialects around one pool of models.
 
-`create_app` puts the layers together; `serve` in `listen` runs the result. Handlers find all else in the `ServerParts`.
-`/openapi.json` is FastAPI's document, with our errors in place of its own and the key that requests bring; FastAPI
-describes the routes and does nothing else here, so it is imported when the document is made.
+`create_app` puts the layers together; `serve` in `listen` runs the result. Handlers find everything else in the
+`ServerParts`. `/openapi.json` is FastAPI's document, with our errors in place of its own and the key that requests
+bring; FastAPI only describes the routes here, so it is imported when the document is made.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ DIALECTS: tuple[Dialect, ...] = (admin.DIALECT, openai.DIALECT, anthropic.DIALEC
 
 
 def create_app(pool: ModelPool, served: ServedModels, settings: Settings) -> Starlette:
-    """The application; raises SettingError for keys that cannot be read and the like. Its end also ends `pool`."""
+    """Make the application; raises SettingError, as for keys that cannot be read. Its end also ends `pool`."""
     metrics, activity = Metrics(), Activity()
     lifecycle = Lifecycle(pool, metrics, served.explain_default(), settings.pinned_models, served.registry.sweep)
 
@@ -103,7 +103,7 @@ def create_app(pool: ModelPool, served: ServedModels, settings: Settings) -> Sta
 
 
 def _document_route(rows: Sequence[RouteRow]) -> Route:
-    """GET /openapi.json; the document is made once, when somebody asks."""
+    """Return the route GET /openapi.json; the document is made once, at the first request."""
     describe = cache(partial(describe_routes, rows))
 
     async def openapi(_: Request) -> Response:
@@ -136,7 +136,7 @@ def _add_layers(app: Starlette, parts: ServerParts) -> None:
 
 
 def _explain_unknown(path: str) -> ServerError:
-    """The error for a path that no route has, with those that are spelt like it."""
+    """Return the error for a path that no route has, with paths that are spelt like it."""
     paths = {row.path for dialect in DIALECTS for row in dialect.router.rows if "{" not in row.path}
     near = get_close_matches(path.rstrip("/")[:100], sorted(paths), n=3, cutoff=0.75)
     hint = f"near it: {', '.join(near)}" if near else "GET /openapi.json lists all"
@@ -144,7 +144,7 @@ def _explain_unknown(path: str) -> ServerError:
 
 
 def describe_routes(rows: Sequence[RouteRow]) -> dict[str, Any]:
-    """The document; takes some tenths of a second."""
+    """Make the OpenAPI document; takes some tenths of a second."""
     from fastapi import APIRouter
     from fastapi.openapi.utils import get_openapi
 

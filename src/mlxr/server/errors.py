@@ -1,7 +1,7 @@
 """Every failure as one value with an HTTP status, before a dialect gives it its own form.
 
-`to_error` is the only place that knows which exception means which status. Messages are those of the errors
-themselves; what nobody foresaw is called an internal error and told in the log alone.
+`to_error` is the only place that maps exceptions to statuses. Messages are those of the errors themselves; an
+unforeseen one becomes an internal error, whose details only the log has.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ MAX_SHOWN_CHARACTERS = 1000
 
 class ServerError(Exception):
     """An answer with an error status. `code` is a word for programs, `field` names the part of the request at fault,
-    `counts` are numbers that go with the code, under llama.cpp's names for them. `reason` is what may be logged of the
-    message.
+    `counts` are numbers that belong to the code, under llama.cpp's names. `reason` is the message for the log.
 
     Codes: invalid_request, context_length_exceeded, model_unusable, not_found, method_not_allowed, name_taken,
     unauthorized, forbidden, timeout, too_large, rate_limited, queue_full, stopping, unavailable, no_space, deadline,
@@ -65,7 +64,7 @@ class ServerError(Exception):
         closes: bool = False,
     ) -> None:
         super().__init__(message)
-        self.closes = closes or status in (408, 413)  # the rest of the body is not read, so nothing can follow it
+        self.closes = closes or status in (408, 413)  # the rest of the body is not read, so no request can follow
         self.status, self.code, self.message, self.field = status, code, message, field
         self.retry_after_s, self.allow, self.counts = retry_after_s, allow, counts
         self.reason = message
@@ -86,7 +85,7 @@ class ServerError(Exception):
 
 
 class ClientGone(Exception):
-    """The client closed the connection; there is nobody to answer."""
+    """The client closed the connection, so no answer can be sent."""
 
 
 # The first row that fits counts, so narrower classes come first.
@@ -111,7 +110,7 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 def to_error(error: BaseException) -> ServerError:
-    """Return what `error` means for the one who asked."""
+    """Return `error` as an answer for the client."""
     if isinstance(error, ServerError):
         return error
     if isinstance(error, HTTPException):
@@ -144,7 +143,7 @@ def to_error(error: BaseException) -> ServerError:
 
 
 def explain_parsing(error: ValueError | RecursionError) -> ServerError:
-    """Say why the bytes of a body are no JSON."""
+    """Return the error for a body whose bytes are no JSON."""
     if isinstance(error, JSONDecodeError):
         reason = f"is not JSON: {error.msg} at character {error.pos}"
     elif isinstance(error, RecursionError):
@@ -155,7 +154,7 @@ def explain_parsing(error: ValueError | RecursionError) -> ServerError:
 
 
 def explain_body(problems: Sequence[Mapping[str, object]], body: object) -> ServerError:
-    """Say why a body is not what the route takes: what pydantic found at fault in it."""
+    """Return the error for a body that does not fit the route, from the problems that pydantic found."""
     field, problem = _find_deepest([(name_field(one.get("loc"), body), one) for one in problems])
     message = str(problem.get("msg", "is not valid"))
     if problem.get("type") == "extra_forbidden":
@@ -164,8 +163,8 @@ def explain_body(problems: Sequence[Mapping[str, object]], body: object) -> Serv
 
 
 def _find_deepest(problems: Sequence[tuple[str, Mapping[str, object]]]) -> tuple[str, Mapping[str, object]]:
-    """Of the problems with the field at fault first, that furthest inside: where a value may be one of several things,
-    each of them complains, and the one that was meant gets furthest.
+    """Return the problem furthest inside, of pairs of a field and its problem: if a value may have several forms, each
+    form complains, and the intended one gets furthest.
     """
     first = problems[0][0]
     inside = [problem for problem in problems if problem[0].startswith((first + ".", first + "["))]
@@ -173,9 +172,8 @@ def _find_deepest(problems: Sequence[tuple[str, Mapping[str, object]]]) -> tuple
 
 
 def name_field(location: object, body: object = None) -> str:
-    """The place of a validation error, such as messages[0].content; what is no place in `body` is left out.
-
-    (Between the names of fields pydantic names the alternatives of a union.)
+    """Return the place of a validation error, such as messages[0].content; parts that are no place in `body` are left
+    out: between the names of fields pydantic names the alternatives of a union.
     """
     parts = list(location) if isinstance(location, Sequence) else []
     name = ""
@@ -190,7 +188,7 @@ def name_field(location: object, body: object = None) -> str:
 
 
 def _is_name(part: object) -> bool:
-    """Tell whether the last part of a place can be a field that is missing, not an alternative such as list[str]."""
+    """Return True if the last part of a place can be a missing field, not an alternative such as list[str]."""
     return isinstance(part, str) and part.isidentifier() and part.islower() and part not in {"str", "int", "float"}
 
 
@@ -200,7 +198,7 @@ def _shorten(text: str) -> str:
 
 @contextmanager
 def spell_fields(names: Mapping[str, str]) -> Iterator[None]:
-    """Let an InvalidRequest that names a field of `names`, or a part of one, name what that stands for instead."""
+    """Replace the field that an InvalidRequest names, or the field that it is a part of, by its name in `names`."""
     try:
         yield
     except InvalidRequest as error:

@@ -1,9 +1,9 @@
-"""What every dialect does between its request and its answer: borrow a model, start answers, count, hand on events.
+"""The steps of every dialect between request and answer: borrow a model, start answers, count, pass on events.
 
-`borrow` waits for the model, `start` hands the request to its session, and a `Generation` is the stream of events with
-all counting done on the way; `start_all` does so for several prompts of one request. `read_all` waits for all events of
-a whole reply, `write_frames` makes a stream of them as they come; both stop at the end of an answer that failed.
-Everything is put on the request's exit stack, so it ends with the request. Knows no dialect and no rendering.
+`borrow` waits for the model, `start` hands the request to its session, and a `Generation` is the stream of events that
+also counts them; `start_all` does so for several prompts of one request. `read_all` waits for all events of a whole
+reply, `write_frames` makes a stream of them as they come; both stop at the end of an answer that failed. Everything is
+put on the request's exit stack, so it ends with the request. Knows no dialect and no rendering.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from mlxr.service.model_pool import ModelLease
     from mlxr.service.streams import AsyncStream
 
-EXACT_HEADER = "x-mlxr-exact-model"  # whoever sends it wants no other model to answer for a name that none has
+EXACT_HEADER = "x-mlxr-exact-model"  # with it, no other model answers for an unknown name
 
 
 async def borrow(
@@ -54,12 +54,12 @@ async def borrow(
     exact: bool = False,
     lora: Sequence[tuple[int, float]] | None = None,
 ) -> ModelLease:
-    """The model called `model` (None: the default one) until the request ends, loaded first if need be.
+    """Borrow the model `model` (None: the default one) until the request ends; loads it if need be.
 
     Unless `exact` or the header `x-mlxr-exact-model` is given, another model may answer for a name that no model
-    has (see `ServedModels.find_stand_in`); the name is then among what had no effect. The name may be that of an
-    adapter (see `ServedAdapters`); `lora`, which counts more, are ids of adapters and factors. Raises NotFound,
-    DoesNotFit, or whatever loading raises; ClientGone when the client does not wait that long.
+    has (see `ServedModels.find_stand_in`); the name is then listed as having no effect. The name may be that of an
+    adapter (see `ServedAdapters`); ids of adapters and factors in `lora` override it. Raises NotFound, DoesNotFit, or
+    what loading raises; ClientGone if the client does not wait that long.
     """
     row = in_flight(request)
     lease = await until_disconnected(request, _acquire(request, model, keep_alive_s, exact, lora))
@@ -150,7 +150,7 @@ async def start(request: Request, lease: ModelLease, wanted: TextRequest | ChatR
 
 
 def fill_seed(wanted: TextRequest | ChatRequest) -> TextRequest | ChatRequest:
-    """The request with the seed of the identity in use, where there is one and the request has no seed itself."""
+    """Return the request with the seed of the identity in use, if there is one and the request has no seed."""
     identity = current_identity()
     if identity is None or wanted.params.seed is not None:
         return wanted
@@ -158,7 +158,7 @@ def fill_seed(wanted: TextRequest | ChatRequest) -> TextRequest | ChatRequest:
 
 
 def note_prompts(request: Request, lease: ModelLease, prompts: Sequence[Sequence[int]]) -> None:
-    """Count prompts that get no answer in tokens, but vectors."""
+    """Count prompts that get vectors, not an answer in tokens."""
     row, parts = in_flight(request), parts_of(request)
     if parts.settings.log_prompts:
         log_prompt(row, [lease.session.decode(prompt) for prompt in prompts])
@@ -168,7 +168,7 @@ def note_prompts(request: Request, lease: ModelLease, prompts: Sequence[Sequence
 
 
 def limit_deadline(wanted: TextRequest | ChatRequest, settings: Settings) -> TextRequest | ChatRequest:
-    """The request with a deadline no later than the setting `request_deadline_s`."""
+    """Return the request with a deadline no later than the setting `request_deadline_s`."""
     limit_s = settings.request_deadline_s
     if limit_s is None:
         return wanted
@@ -176,7 +176,7 @@ def limit_deadline(wanted: TextRequest | ChatRequest, settings: Settings) -> Tex
 
 
 class Generation:
-    """Events of all answers to one request, counted as they pass; those of the prompt only if it `tells_progress`."""
+    """The events of all answers to one request, counted as they pass; prompt progress only if it `tells_progress`."""
 
     def __init__(
         self,
@@ -189,13 +189,13 @@ class Generation:
         tells_progress: bool,
     ) -> None:
         self._stream, self._row, self._counts, self._span = stream, row, counts, span
-        self._read_tokens = 0  # of the own prompt
+        self._read_tokens = 0  # of this prompt
         self._tells_progress = tells_progress
         self.name, self.load_s = lease.name, lease.load_s
         self.prompt_ids: list[int] = stream.prompt_ids
 
     async def take(self) -> list[Event]:
-        """All events that are there, at least one; none when all answers have ended."""
+        """Return all events that are there, waiting for at least one; none once all answers have ended."""
         while taken := await self._stream.take():
             events = self._sift(taken)
             if events:
@@ -203,7 +203,7 @@ class Generation:
         return []
 
     def pour(self, is_ready: Callable[[], bool], write: Callable[[Sequence[Event]], None]) -> None:
-        """Have `write` called with events as they come, while `take` waits for them and it `is_ready`."""
+        """Call `write` with events as they come, while `take` waits for them and `is_ready` returns True."""
 
         def pour(taken: Sequence[Event]) -> bool:
             if not is_ready():
@@ -216,7 +216,7 @@ class Generation:
         self._stream.pour(pour)
 
     def _sift(self, taken: Sequence[Event]) -> list[Event]:
-        """Count events; those that are told."""
+        """Count events; returns those that are passed on."""
         for event in taken:
             self._count(event)
         tells = self._tells_progress
@@ -227,7 +227,7 @@ class Generation:
             self._counts.count_end(event)
             self._span.note(self._row, self._counts.operation, event)
         elif isinstance(event, PromptProgress):
-            self._row.read_tokens += event.read_tokens - self._read_tokens  # of several prompts it has the sum
+            self._row.read_tokens += event.read_tokens - self._read_tokens  # the row has the sum over several prompts
             self._read_tokens = event.read_tokens
             log_reading(self._row, event)
         elif event.token_ids:
@@ -246,7 +246,7 @@ async def start_all(request: Request, lease: ModelLease, wanted: Sequence[TextRe
 
 
 def find_failure(event: Event) -> ServerError | None:
-    """Return the error that an event is: the end of an answer that failed, was late, or was cancelled by the server."""
+    """Return the error of an event that ends an answer that failed, was late, or was cancelled by the server."""
     if not isinstance(event, Finish):
         return None
     if event.reason is FinishReason.ERROR:
@@ -261,7 +261,7 @@ def find_failure(event: Event) -> ServerError | None:
 
 
 async def read_all(request: Request, generations: Sequence[Generation], answers_each: int = 1) -> list[Event]:
-    """All events; raises ServerError where an answer failed, ClientGone when the client goes before."""
+    """Return all events; raises ServerError if an answer failed, ClientGone if the client goes before."""
 
     async def read() -> list[Event]:
         return [event async for events in take_batches(generations, answers_each) for event in events]
@@ -280,10 +280,10 @@ def write_frames(
     opening: bytes = b"",
     end: Callable[[], bytes] | None = None,
 ) -> Frames:
-    """The frames of a stream: `opening`, then what `render` makes of the events, those of a batch as one, then `end`.
+    """Make the frames of a stream: `opening`, then the rendered events, a batch in one frame, then `end`.
 
-    What the answers to one prompt say can be poured, their ends are given. Raises ServerError after the frames before
-    an answer's failure.
+    Events of answers to a single prompt can be poured (see `Frames`), but not their ends. If an answer fails, raises
+    ServerError after the frames before that.
     """
 
     def pour(writer: FrameWriter) -> None:
@@ -326,8 +326,8 @@ async def _make_frames(
 async def take_batches(
     generations: Sequence[Generation], answers_each: int = 1
 ) -> AsyncGenerator[Sequence[Event], None]:
-    """All events, those together that are there at the same time. All prompts' answers grow at the same time; they are
-    numbered through, `answers_each` to a prompt.
+    """Yield all events, in batches of those that are there at the same time. The answers to all prompts grow at the
+    same time; their indices go through, `answers_each` to a prompt.
     """
     if len(generations) == 1:
         while events := await generations[0].take():
@@ -360,14 +360,14 @@ async def take_batches(
 
 
 def find_given(body: BaseModel) -> frozenset[str]:
-    """The SamplingParams that a request sets itself; null counts as not given."""
+    """Return the names of the SamplingParams that a request sets itself; null counts as not given."""
     names = {name for name in body.model_fields_set if getattr(body, name) is not None}
     names |= body.list_given().keys() if isinstance(body, ParameterFields) else set()
     return frozenset(BY_SPELLING[name].name if name in BY_SPELLING else name for name in names)
 
 
 def fill_text(wanted: R, record: ModelRecord, body: BaseModel) -> R:
-    """The request with what the model brings along, where the body does not say it itself."""
+    """Return the request with the model's own parameters, if the body does not set them."""
     if not record.parameters:
         return wanted
     given = find_given(body)
@@ -379,7 +379,7 @@ def fill_text(wanted: R, record: ModelRecord, body: BaseModel) -> R:
 
 
 def fill_chat(wanted: ChatRequest, record: ModelRecord, body: BaseModel) -> ChatRequest:
-    """The conversation with what the model brings along."""
+    """Return the conversation with the model's own parameters and messages."""
     return replace(fill_text(wanted, record, body), messages=[*record.messages, *wanted.messages])
 
 
@@ -400,11 +400,11 @@ async def embed_all(
     truncates: bool = False,
     parse_special: bool = False,
 ) -> tuple[list[Vector], int, dict[str, str]]:
-    """A vector (hidden,) of each text, not normalised, the tokens of all, and headers that say how they were made.
+    """Return a vector (hidden,) of each text, not normalised, the number of all tokens, and headers about the pooling.
 
-    ClientGone when the client goes before. Raises InvalidRequest, naming `field`, for a model that pools in a way that
-    mlxr has not, and what `Session.encode_texts` and `Session.embed` raise, for the first text that fails; the others
-    are given up then.
+    Raises ClientGone if the client goes before; InvalidRequest, naming `field`, for a model whose pooling mlxr does not
+    have; and what `Session.encode_texts` and `Session.embed` raise, for the first text that fails, which ends the
+    others.
     """
     session = lease.session
     pooling = session.choose_pooling(asked, field)
@@ -432,7 +432,7 @@ async def embed_tokens(
     field: str = "input",
     truncates: bool = False,
 ) -> tuple[list[dict[int, float] | Vector], int, dict[str, str]]:
-    """`embed_all` of what is made of each token's state: see `Session.finish_states`."""
+    """Return token weights or vectors for each text, otherwise as `embed_all`; see `Session.finish_states`."""
     session = lease.session
     choose_product(session.loaded.text_rules, kind, "kind")
     encode = partial(session.encode_texts, truncates=truncates)
@@ -448,7 +448,7 @@ async def embed_tokens(
 async def rank_all(
     request: Request, lease: ModelLease, query: str, documents: Sequence[str], instruction: str | None
 ) -> tuple[list[Vector], int, dict[str, str]]:
-    """The logits of each document with the query, the tokens of all pairs, and the headers of the reply.
+    """Return the logits of each document with the query, the number of all tokens, and the headers of the reply.
 
     Raises as `embed_all` does.
     """
@@ -459,7 +459,7 @@ async def rank_all(
 
 
 async def classify_all(request: Request, lease: ModelLease, texts: Sequence[str]) -> tuple[list[Vector], int]:
-    """The logits of the classifier for each text, and the tokens of all texts. Raises as `embed_all` does."""
+    """Return the classifier's logits for each text, and the number of all tokens. Raises as `embed_all` does."""
     session = lease.session
     asked = await session.run(lambda: [session.ranker.prepare_text(text) for text in texts], reads=texts)
     return await _read_logits(request, lease, asked)

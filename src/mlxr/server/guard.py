@@ -1,9 +1,9 @@
 """The two layers around all routes.
 
-`RequestScope`, the outer one, gives a request its id and its row, closes what it opened, names in the response which
-fields had no effect, and tells log and metrics how it ended. `Guard`, the inner one, refuses what may not pass and
-turns every failure into an error of the dialect that the path belongs to. Between them lies CORS, so that web pages
-that are allowed can read errors too.
+`RequestScope`, the outer one, gives a request its id and its row, closes everything that it opened, names the fields
+without effect in the response, and reports its end to log and metrics. `Guard`, the inner one, refuses requests that
+may not pass and turns every failure into an error of the path's dialect. Between them is CORS, so that allowed web
+pages can read errors too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_CALLERS = 10_000
 
 
 class RateLimit:
-    """A bucket for each caller that holds `per_minute` requests and fills again evenly; 0 is no limit."""
+    """A token bucket for each caller, which holds `per_minute` requests and refills evenly; 0 is no limit."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = monotonic) -> None:
         self._per_minute, self._clock = per_minute, clock
@@ -53,18 +53,18 @@ class RateLimit:
 
 
 def check_length(content_length: str | None, limit_bytes: int) -> None:
-    """Raise ServerError 413 for a body that says itself that it is too large."""
+    """Raise ServerError 413 for a body whose header says that it is too large."""
     if content_length is not None and content_length.isdigit() and int(content_length[:20]) > limit_bytes:
         raise ServerError(413, "too_large", _explain(limit_bytes), "body")
 
 
 def bound_body(receive: Receive, limit_bytes: int, timeout_s: float) -> Receive:
-    """`receive`, until the body has more than `limit_bytes` or takes longer than `timeout_s`."""
+    """Return `receive` with an error once the body has more than `limit_bytes` or takes longer than `timeout_s`."""
     seen_bytes, end_s, is_whole = 0, monotonic() + timeout_s, False
 
     async def receive_bounded() -> Message:
         nonlocal seen_bytes, is_whole
-        if is_whole:  # what comes now is the end of the connection
+        if is_whole:  # the next message is the end of the connection
             return await receive()
         message = await _receive_within(receive, end_s - monotonic(), timeout_s)
         if message["type"] == "http.request":
@@ -78,7 +78,7 @@ def bound_body(receive: Receive, limit_bytes: int, timeout_s: float) -> Receive:
 
 
 def bound_silence(receive: Receive, timeout_s: float) -> Receive:
-    """`receive`, until nothing of the body has come for `timeout_s`. For bodies that are files, of any size."""
+    """Return `receive` with an error if nothing of the body comes for `timeout_s`; for files, of any size."""
     is_whole = False
 
     async def receive_bounded() -> Message:
@@ -105,9 +105,9 @@ def _explain(limit_bytes: int) -> str:
 
 logger = logging.getLogger(__name__)
 BLOBS = "/api/blobs/"  # bodies here are files, of any size
-GONE_STATUS = 499  # what the log says where nobody was left to be answered
+GONE_STATUS = 499  # the status in the log if the client was gone
 # Codes of errors that the log need not explain: the server did what the request, its setting or its owner wanted, or
-# what is wrong stands in the reason.
+# the reason tells the fault.
 NO_FAULTS = {"not_supported", "stopping", "deadline", "cancelled", "unavailable", "no_space"}
 PREFLIGHT_REFUSED = ServerError(
     400, "forbidden", "a browser asked for a page of an origin that is not allowed; add it to the setting cors_origins"
@@ -121,7 +121,7 @@ class RequestScope:
         self._app, self._parts = app, parts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on, and afterwards count and log it, however it ended."""
+        """Pass one request on, then count and log it, in whatever way it ended."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -145,10 +145,10 @@ class RequestScope:
 
         async with AsyncExitStack() as stack:
             row = self._parts.activity.open(scope, _wanted_id(scope), stack)
-            stack.callback(self._parts.activity.close, row)  # the last to go: what is not listed any more holds nothing
+            stack.callback(self._parts.activity.close, row)  # last: an unlisted request holds nothing
             try:
                 await self._app(scope, receive, send_with_id)
-            except (ClientGone, asyncio.CancelledError):  # the latter: the server ends and waits no longer
+            except (ClientGone, asyncio.CancelledError):  # cancelled: the server ends and waits no longer
                 status, row.is_gone = GONE_STATUS, True
             finally:
                 row.route = _route_of(scope)
@@ -169,7 +169,7 @@ class Guard:
         self._max_body_bytes, self._request_timeout_s = settings.max_body_bytes, settings.request_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on if it may be answered, otherwise answer it with the error."""
+        """Pass one request on if it may be answered, otherwise answer with the error."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -197,7 +197,7 @@ class Guard:
             _forget_frames(failure)
 
     def _check(self, scope: Scope, row: InFlight, receive: Receive) -> Receive:
-        """Raise ServerError for what may not pass; what takes the place of `receive` for the rest."""
+        """Raise ServerError for a request that may not pass; returns the bounded `receive` for its body."""
         head = _read_head(scope, row)
         self._hosts.check(head)
         self._origins.check(head, self._hosts)
@@ -214,7 +214,7 @@ class Guard:
 
 
 def render_error(dialects: Sequence[Dialect], request: Request, failure: ServerError) -> Response:
-    """The answer of the dialect that the request's path belongs to."""
+    """Return the error response in the dialect that the request's path belongs to."""
     dialect = find_dialect(dialects, request.url.path)
     row: InFlight = request.scope["state"]["in_flight"]
     row.failure = failure
@@ -223,10 +223,10 @@ def render_error(dialects: Sequence[Dialect], request: Request, failure: ServerE
 
 
 def _forget_frames(error: BaseException | None) -> None:
-    """Drop the traces of an error and of its causes.
+    """Drop the tracebacks of an error and of its causes.
 
-    They hold what the functions held, perhaps a body of megabytes, and among it the error itself: a circle, which
-    would stay until Python looks for such.
+    They hold the functions' variables, perhaps a body of megabytes, and with them the error itself: a reference cycle,
+    which would stay until the garbage collector runs.
     """
     while error is not None:
         error.__traceback__ = None
@@ -244,6 +244,6 @@ def _read_head(scope: Scope, row: InFlight) -> Head:
 
 
 def _route_of(scope: Scope) -> str:
-    """The template of the path, such as /v1/models/{id}: few different ones, so fit for metrics."""
+    """Return the template of the path, such as /v1/models/{id}: metrics need few different ones."""
     route = scope.get("route")
     return getattr(route, "path", "unknown")

@@ -1,7 +1,7 @@
-"""Sockets, signals and the end: what runs the application on a machine.
+"""Runs the application on a machine: sockets, signals and the end.
 
-A first SIGTERM or SIGINT closes the sockets and lets answers go on for `drain_s`; then those that are left end with
-what they have. A second SIGINT ends at once.
+A first SIGTERM or SIGINT closes the sockets and lets answers go on for `drain_s`; then unfinished answers end as they
+are. A second SIGINT ends at once.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from mlxr.service.model_pool import ModelPool
 
 logger = logging.getLogger(__name__)
 MAX_CONNECTIONS = 8192
-MAX_DESCRIPTORS = 1 << 16  # more than the system should be asked for, where it sets no bound itself
+MAX_DESCRIPTORS = 1 << 16  # asked for if the system sets no bound
 RESERVED_DESCRIPTORS = 128  # for models, the catalogue, pulls and template workers
-ACCEPTS_AT_ONCE = 8  # before those that were taken are looked at
-COMPLAINT_S = 60.0  # between two lines of the log about one lack
+ACCEPTS_AT_ONCE = 8  # connections accepted before these are handled
+COMPLAINT_S = 60.0  # between two lines of the log about one shortage
 FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain\r\nContent-Length: 35\r\nRetry-After: 1\r\n"
     b"Connection: close\r\n\r\ntoo many connections are being used"
@@ -48,7 +48,7 @@ FULL = (
 
 
 def raise_descriptor_limit() -> int:
-    """Let the process have as many descriptors as the system allows; how many that are."""
+    """Let the process have as many descriptors as the system allows; returns their number."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -59,12 +59,12 @@ def raise_descriptor_limit() -> int:
 
 
 def count_connections(descriptors: int) -> int:
-    """Return how many connections a process may have that has so many descriptors."""
+    """Return the number of connections that a process with this many descriptors may have."""
     return max(4, min(MAX_CONNECTIONS, descriptors - min(RESERVED_DESCRIPTORS, descriptors // 2)))
 
 
 class Connections:
-    """The open connections of a server, at most `most`, those that were heard of last at the end."""
+    """The open connections of a server, at most `most`, in the order of their last data."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -74,10 +74,10 @@ class Connections:
         return len(self._open)
 
     def enter(self, connection: TimedProtocol) -> bool:
-        """Take in a connection; where there are too many, the one closes that was silent longest and is not answered.
+        """Add a connection; if there are too many, the one that was silent longest and is not being answered closes.
 
-        Those that have not sent a whole request yet go before those that have. False where all are being answered, so
-        that there is no place for this one.
+        Those that have not sent a whole request yet go first. Returns False if all are being answered, so that there
+        is no place for this one.
         """
         if len(self._open) >= self.most:
             idle = [other for other in self._open if not other.is_answered]
@@ -90,22 +90,22 @@ class Connections:
         return True
 
     def note(self, connection: TimedProtocol) -> None:
-        """Something came from a connection."""
+        """Note that data came from a connection."""
         if connection in self._open:
             del self._open[connection]
             self._open[connection] = None
 
     def leave(self, connection: TimedProtocol) -> None:
-        """A connection is no longer counted."""
+        """Remove a connection."""
         self._open.pop(connection, None)
 
 
 class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's HTTP protocol that closes the connection `timeout_s` after it was made, or after a head began, unless
-    the head is complete, and at once where there are too many connections.
+    """uvicorn's HTTP protocol, which closes the connection if a request's head is not complete `timeout_s` after the
+    connection was made or the head began, and at once if there are too many connections.
     """
 
-    app_state: dict[str, Any]  # of which each request's scope has a copy
+    app_state: dict[str, Any]  # each request's scope has a copy
 
     def __init__(self, timeout_s: float, connections: Connections, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -115,7 +115,7 @@ class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     @property
     def is_answered(self) -> bool:
-        """Tell whether a request of the connection, which has come whole, is being answered."""
+        """True if a complete request of the connection is being answered."""
         return self._has_head and not self.cycle.more_body
 
     @property
@@ -133,24 +133,24 @@ class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Take in what came, and note that something did."""
+        """Handle data, and note that some came."""
         self._counted.note(self)
         super().data_received(data)
         self.has_asked = self.has_asked or (self.cycle is not None and not self.cycle.more_body)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait for nothing more."""
+        """Stop waiting."""
         self._counted.leave(self)
         self._rest()
         super().connection_lost(exc)
 
     def open_writer(self) -> ChunkWriter | None:
-        """What writes parts of the response that has begun; None where it has no chunks."""
+        """Return a writer for parts of the response that has begun; None if it is not sent in chunks."""
         cycle = self.cycle
         if cycle is None or not cycle.response_started or cycle.scope["http_version"] != "1.1":
             return None
-        if not getattr(cycle, "chunked_encoding", True):  # of httptools; h11 chunks where no length is stated
+        if not getattr(cycle, "chunked_encoding", True):  # of httptools; h11 sends chunks if no length is stated
             return None
         return ChunkWriter(self, cycle)
 
@@ -167,9 +167,9 @@ class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
 
 class ChunkWriter:
-    """Writes parts of one response as HTTP's chunks, of which uvicorn and its parser keep no books.
+    """Writes parts of one response as HTTP's chunks, past uvicorn and its parser.
 
-    What uvicorn does for a part takes several times as long as the system's own work.
+    uvicorn's work for a part takes several times as long as the system's own.
     """
 
     __slots__ = ("_cycle", "_protocol")
@@ -179,7 +179,7 @@ class ChunkWriter:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the client still listens and has taken what was written before."""
+        """True if the client still listens and has taken everything written before."""
         cycle, protocol = self._cycle, self._protocol
         ended = cycle.disconnected or cycle.response_complete or protocol.transport.is_closing()
         return not (ended or protocol.flow.write_paused)
@@ -200,9 +200,9 @@ def make_protocol(timeout_s: float, connections: Connections) -> type[asyncio.Pr
 
 
 class SeldomComplaints:
-    """A loop's handler of exceptions that tells of a lack of descriptors once in COMPLAINT_S, and of the rest as usual.
+    """A loop's handler of exceptions that logs a lack of descriptors once in COMPLAINT_S, and the rest as usual.
 
-    asyncio tells of it for each connection that it cannot take, thousands of times a second.
+    asyncio reports it for each connection that it cannot take, thousands of times a second.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
@@ -210,7 +210,7 @@ class SeldomComplaints:
         self._told_s = -COMPLAINT_S
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Log what happened, or not."""
+        """Log the exception, unless it was logged just before."""
         if "out of system resource" not in str(context.get("message", "")):
             loop.default_exception_handler(context)
         elif self._clock() - self._told_s >= COMPLAINT_S:
@@ -220,20 +220,20 @@ class SeldomComplaints:
 
 
 BACKLOG = 2048
-CATALOGUE_WAIT_S = 2.0  # for which a request waits while another process holds the catalogue
-QUICK_THREADS = 8  # for `asyncio.to_thread`; what may take long has others, see `work`
+CATALOGUE_WAIT_S = 2.0  # a request waits this long while another process holds the catalogue
+QUICK_THREADS = 8  # for `asyncio.to_thread`; long work has other threads, see `work`
 KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they close them and no request is lost
-LAST_EVENTS_S = 5  # for what is left to be sent once the answers have been ended
+LAST_EVENTS_S = 5  # for sending the rest once the answers have been ended
 
 
 def build_app(settings: Settings) -> Starlette:
-    """The application over the registry and the pool of the settings."""
+    """Make the application with the registry and the pool of the settings."""
     served = ServedModels(open_registry(settings, CATALOGUE_WAIT_S), settings)
     return create_app(ModelPool(settings, served), served, settings)
 
 
 def open_socket(settings: Settings) -> socket.socket:
-    """The socket to listen on; raises SettingError when it cannot be had."""
+    """Open the socket to listen on; raises SettingError if that fails."""
     if settings.unix_socket is not None:
         return _open_unix_socket(Path(settings.unix_socket))
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
@@ -254,7 +254,7 @@ def open_socket(settings: Settings) -> socket.socket:
 
 
 def _open_unix_socket(path: Path) -> socket.socket:
-    """Only this user may connect. A socket that a server left behind makes room; one that is served does not."""
+    """Open a socket to which only this user may connect. A socket that an ended server left is replaced."""
     _remove_dead_socket(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     mask = os.umask(0o177)
@@ -282,7 +282,7 @@ def _remove_dead_socket(path: Path) -> None:
 
 
 def name_address(listener: socket.socket) -> str:
-    """Return how a client spells the address."""
+    """Return the address in a client's spelling."""
     if listener.family == socket.AF_UNIX:
         return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
@@ -290,9 +290,9 @@ def name_address(listener: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """uvicorn with our end: it is told to the application, and answers are ended rather than their tasks killed.
+    """uvicorn with our own end: the application is told of it, and answers are ended instead of killing their tasks.
 
-    `on_ready` is called once, when the first models are loaded or could not be.
+    `on_ready` is called once, when the first models are loaded or failed to load.
     """
 
     def __init__(self, app: Starlette, settings: Settings, on_ready: Callable[[Lifecycle], None] | None = None) -> None:
@@ -317,17 +317,17 @@ class Server(uvicorn.Server):
         self._lifecycle, self._activity = parts.lifecycle, parts.activity
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and tell when the models are there."""
+        """Listen, and call `on_ready` once the models are loaded."""
         quick = WorkThreads("mlxr-quick", QUICK_THREADS)
         asyncio.get_running_loop().set_default_executor(QuickExecutor(quick))
         asyncio.get_running_loop().set_exception_handler(SeldomComplaints())
         await super().startup(sockets)
         for listener in sockets or ():
-            listener.listen(BACKLOG)  # uvicorn knows one number for this and for what is taken at once
+            listener.listen(BACKLOG)  # uvicorn has one number for this and for connections accepted at once
         self._telling = asyncio.create_task(self._tell())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop listening, let answers under way go on for `drain_s`, and then end those that are left."""
+        """Stop listening, let running answers go on for `drain_s`, and then end the rest."""
         self._lifecycle.begin_drain()
         self._telling.cancel()
         ending = asyncio.get_running_loop().call_later(self._drain_s, self._activity.cut_off_all)
@@ -348,7 +348,7 @@ class Server(uvicorn.Server):
         """Handle the signals while serving; unlike the base class, do not raise them again after a clean end."""
         try:
             previous = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not the main thread: whoever runs us there ends us by `should_exit`
+        except ValueError:  # not the main thread: the caller there ends us by `should_exit`
             previous = {}
         try:
             yield
@@ -357,7 +357,7 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal begins to drain; a second Ctrl-C ends at once."""
+        """Begin to drain at the first signal; end at once at a second Ctrl-C."""
         self._lifecycle.begin_drain()
         super().handle_exit(sig, frame)
 

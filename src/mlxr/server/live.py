@@ -1,11 +1,11 @@
-"""Who watches which engine: reads engines some times a second while somebody does, and tells all watchers the same.
+"""Live views of engines: reads watched engines some times a second, and sends all watchers of one the same.
 
 Readings take processor time from the engine, on some machines three times as much as on others. They come ten times a
-second where they take little, and less often where they would take more than MAX_SHARE of one processor.
+second, but less often if they would take more than MAX_SHARE of one processor.
 
-A `Watcher` is one stream, a `Channel` the reading of one engine, and `Hub` brings them together. While there is no
-watcher there is no task, no channel and no record in any engine. Belongs to the server's event loop. The events,
-`Snapshot` and `Change`, are told in docs/page-live.md field by field.
+A `Watcher` is one stream, a `Channel` the reading of one engine, and `Hub` connects them. Without a watcher there is no
+task, no channel and no record in any engine. Belongs to the server's event loop. docs/page-live.md describes the
+events, `Snapshot` and `Change`, field by field.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _EQUAL = re.compile(rb"(?s)(.)\1*")
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """The pages of layers whose cache has one shape, see `PageMap`; `runs` cover all of them."""
+    """The pages of all layers with one shape of cache, see `PageMap`; `runs` cover all of them."""
 
     group: int
     name: str
@@ -77,18 +77,18 @@ class GroupState:
 
 @dataclass(frozen=True, slots=True)
 class GroupChange:
-    """The pages of a group that have another code now, and what happened to pages."""
+    """The pages of a group whose code has changed, and the events of pages."""
 
     group: int
     runs: list[Run]
     evicted: list[int]  # pages that were given up
     copied: list[tuple[int, int]]  # copies on write: source, target
-    short_tokens: int  # that were added
+    short_tokens: int  # added since then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Holds all there is to know."""
+    """The complete state of an engine."""
 
     time: float
     models: list[str]
@@ -105,7 +105,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Says what has changed in the `seconds` before `time`; what has not is empty, None or 0."""
+    """The changes in the `seconds` before `time`; unchanged parts are empty, None or 0."""
 
     time: float
     seconds: float
@@ -124,7 +124,7 @@ class Change:
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether there is nothing to tell."""
+        """True if nothing has changed."""
         return not any(getattr(self, row.name) for row in fields(self) if row.name not in ("time", "seconds"))
 
 
@@ -139,19 +139,19 @@ class PageDetails(PageRecord):
 
 @dataclass(frozen=True, slots=True)
 class LiveEvents:
-    """The data of each event of the stream by the event's name."""
+    """The data of each event of the stream, by the event's name."""
 
     snapshot: Snapshot
     change: Change
 
 
 def write_snapshot(snapshot: Snapshot) -> bytes:
-    """The frame of a snapshot."""
+    """Return the frame of a snapshot."""
     return _write_frame("snapshot", _adapt(Snapshot).dump_json(snapshot))
 
 
 def write_change(change: Change) -> bytes:
-    """The frame of a change, without the sections in which nothing has changed."""
+    """Return the frame of a change, without the unchanged sections."""
     return _write_frame("change", _adapt(Change).dump_json(change, exclude_defaults=True))
 
 
@@ -161,12 +161,12 @@ def _write_frame(event: str, data: bytes) -> bytes:
 
 @cache
 def _adapt(kind: type[Any]) -> TypeAdapter[Any]:
-    """Return what turns such values into JSON; made when the first is sent."""
+    """Return the adapter that turns such values into JSON; it is made when the first is sent."""
     return TypeAdapter(kind)
 
 
 def make_snapshot(reading: LiveReading, time: float, models: list[str]) -> Snapshot:
-    """The snapshot of an engine, its model, kernels and limits aside."""
+    """Make the snapshot of an engine, without its model, kernels and limits."""
     return Snapshot(
         time=time,
         models=models,
@@ -194,7 +194,7 @@ def make_snapshot(reading: LiveReading, time: float, models: list[str]) -> Snaps
 def compare(
     before: LiveReading, now: LiveReading, time: float, seconds: float, more: Iterable[LogEntry] = ()
 ) -> Change:
-    """The difference between two readings, kernels and limits aside; `more` belongs into the log."""
+    """Return the difference between two readings, without kernels and limits; `more` is added to the log."""
     rows = {(row.request, row.index): row for row in before.sequences}
     gone = rows.keys() - {(row.request, row.index) for row in now.sequences}
     changes = [_compare_maps(one, other) for one, other in zip(before.maps, now.maps, strict=True)]
@@ -224,7 +224,7 @@ def compare(
 
 
 def _compare_maps(before: PageMap, now: PageMap) -> GroupChange:
-    """The pages that have another code now, and what happened to pages."""
+    """Return the pages whose code has changed, and the events of pages."""
     runs: list[Run] = []
     if now.codes is not before.codes:
         codes = np.frombuffer(now.codes, np.uint8)
@@ -234,7 +234,7 @@ def _compare_maps(before: PageMap, now: PageMap) -> GroupChange:
 
 
 def _join_runs(codes: Iterable[tuple[int, int]]) -> list[Run]:
-    """Pages in ascending order with their codes; neighbours with one code become one run."""
+    """Join pages, in ascending order with their codes, to runs of neighbours with one code."""
     runs: list[Run] = []
     first, count, known = 0, 0, -1
     for page, code in codes:
@@ -248,7 +248,7 @@ def _join_runs(codes: Iterable[tuple[int, int]]) -> list[Run]:
 
 
 def _compare_rows(before: SequenceRow | None, now: SequenceRow) -> SequenceRow | None:
-    """The row with those parts of its tables that are other than `before`; None if nothing is."""
+    """Return the row with only those parts of its tables that differ from `before`; None if nothing does."""
     if before is None:
         return now
     if now == before:
@@ -258,7 +258,7 @@ def _compare_rows(before: SequenceRow | None, now: SequenceRow) -> SequenceRow |
 
 
 def cut_table(before: TablePart, now: TablePart) -> TablePart | None:
-    """Return what has to replace the end of `before`; None where they are equal."""
+    """Return the part that replaces the end of `before`; None if they are equal."""
     if before.pages == now.pages:
         return None
     start = len(before.pages)
@@ -276,21 +276,21 @@ def _log_causes(kind: Kind, before: Mapping[str, int], now: Mapping[str, int], t
 
 logger = logging.getLogger(__name__)
 INTERVAL_S, MAX_INTERVAL_S = 0.1, 0.5
-MAX_SHARE = 0.0025  # an engine that computes on all cores is held up for some three times as long as a reading takes
-MAX_FRAMES, MAX_BYTES = 50, 4 << 20  # that wait for one watcher
+MAX_SHARE = 0.0025  # a reading delays an engine that computes on all cores by some three times its own time
+MAX_FRAMES, MAX_BYTES = 50, 4 << 20  # the most that wait for one watcher
 RETRY_S = 5.0
 
 
 class Models(Protocol):
-    """Says what the hub needs of the pool."""
+    """The part of the pool that the hub needs."""
 
     def running(self) -> list[RunningModel]:
-        """The models that are loaded, the last used one first."""
+        """Return the loaded models, the last used one first."""
         ...
 
 
 class Watcher:
-    """One stream: frames that wait to be sent, bounded. `name` is the model that is wanted, None for any."""
+    """One stream: a bounded queue of frames to send. `name` is the model to watch, None for any."""
 
     def __init__(self, name: str | None) -> None:
         self.name = name
@@ -303,11 +303,11 @@ class Watcher:
 
     @property
     def wants_snapshot(self) -> bool:
-        """Tell whether a snapshot is needed and can be sent; one that does not read gets none."""
+        """True if a snapshot is needed and can be sent; a watcher that does not read gets none."""
         return self.is_new and not self._frames
 
     def push(self, frame: bytes) -> None:
-        """Send a frame, or, when too much waits, nothing until that was sent, and then a snapshot."""
+        """Queue a frame; if too much waits, drop frames until the queue was sent, and then ask for a snapshot."""
         if len(self._frames) == MAX_FRAMES or self._bytes + len(frame) > max(MAX_BYTES, len(frame)):
             self.is_new = True
             return
@@ -316,7 +316,7 @@ class Watcher:
         self._changed.set()
 
     async def take(self) -> bytes | None:
-        """The frames that wait, at least one; None when the stream has ended."""
+        """Return the waiting frames, at least one; None once the stream has ended."""
         while not self._frames and not self._is_closed:
             self._changed.clear()
             await self._changed.wait()
@@ -326,7 +326,7 @@ class Watcher:
         return frames or None
 
     def close(self) -> None:
-        """End the stream once what waits was sent."""
+        """End the stream once the waiting frames were sent."""
         self._is_closed = True
         self._changed.set()
 
@@ -335,8 +335,8 @@ class Watcher:
 class Channel:
     """The reading of one engine. `calls` are those of its kernels at the `last` reading.
 
-    `new_limits` are there when the machine was measured since then. `due_s` is when the next reading may begin, by
-    `time.monotonic`, if no watcher waits for a snapshot.
+    `new_limits` is set if the machine was measured since then. `due_s` is the earliest time of the next reading, by
+    `time.monotonic`, unless a watcher waits for a snapshot.
     """
 
     session: Session
@@ -351,7 +351,7 @@ class Channel:
     reading: asyncio.Task[None] | None = None
 
     async def read(self, watchers: list[Watcher], model: RunningModel, models: list[str]) -> None:
-        """Read the engine once and tell those of `watchers` that still watch it."""
+        """Read the engine once and send the result to those of `watchers` that still watch it."""
         begun_s, full = time.monotonic(), any(watcher.wants_snapshot for watcher in watchers)
         kept = await self.session.find_limits() if full else None
         reading = await self.session.read_live()
@@ -361,7 +361,7 @@ class Channel:
         watchers = [watcher for watcher in watchers if watcher.session is self.session]
         now, kernels = time.time(), self.session.count_kernels()
         before, self.last = self.last, reading
-        if before is None or reading.is_first:  # the record begins here: what was before is not known
+        if before is None or reading.is_first:  # the record begins here, so earlier changes are unknown
             for watcher in watchers:
                 watcher.is_new = True
         else:
@@ -375,12 +375,12 @@ class Channel:
             snapshot = make_snapshot(reading, now, models)
             snapshot = replace(snapshot, model=described, kernels=kernels, limits=limits, limits_hint=hint)
             _send_snapshot(snapshot, watchers)
-            return  # it says nothing of what the next reading takes
+            return  # its time tells nothing of the next reading's
         processor_s = reading.processor_s + time.thread_time() - start_s
         self.due_s = begun_s + min(processor_s / MAX_SHARE, MAX_INTERVAL_S)
 
     def is_due(self, watchers: list[Watcher]) -> bool:
-        """Tell whether it is time to read for `watchers`, and the last reading has ended."""
+        """Return True if it is time to read for `watchers`, and the last reading has ended."""
         if self.reading is not None and not self.reading.done():
             return False
         return time.monotonic() >= self.due_s or any(watcher.wants_snapshot for watcher in watchers)
@@ -395,7 +395,7 @@ class Channel:
                     watcher.push(frame)
 
     def _count_new(self, kernels: list[Dispatch]) -> list[Dispatch]:
-        """The calls since the last reading, of kernels that ran."""
+        """Return the calls since the last reading, of kernels that ran."""
         new = (replace(row, count=row.count - self.calls.get(_key(row), 0)) for row in kernels)
         return [row for row in new if row.count]
 
@@ -403,7 +403,7 @@ class Channel:
 class Hub:
     """All watchers, at most `max_watchers`, and the channels of the engines that they watch.
 
-    Streams end when `is_ending` says that the server does.
+    Streams end once `is_ending` returns True.
     """
 
     def __init__(self, pool: Models, max_watchers: int, is_ending: Callable[[], bool]) -> None:
@@ -416,11 +416,11 @@ class Hub:
 
     @property
     def watchers(self) -> int:
-        """Return how many streams are open."""
+        """The number of open streams."""
         return len(self._watchers)
 
     def enter(self, name: str | None) -> Watcher:
-        """One more watcher, of the model of that name or of the one used last; ServerError when there are too many."""
+        """Add a watcher of the model of that name, or of the last used; raises ServerError if there are too many."""
         if len(self._watchers) >= self._max_watchers:
             raise ServerError(
                 429,
@@ -436,7 +436,7 @@ class Hub:
         return watcher
 
     def leave(self, watcher: Watcher) -> None:
-        """A watcher has gone; the task ends soon after the last one."""
+        """Remove a watcher; the task ends soon after the last one."""
         self._watchers.discard(watcher)
 
     def close(self) -> None:
@@ -445,13 +445,13 @@ class Hub:
             watcher.close()
 
     def note_limits(self, session: Session, limits: MachineLimits) -> None:
-        """The machine has been measured with the threads of a model."""
+        """Pass on limits of the machine that were measured with the threads of a model."""
         channel = self._channels.get(session)
         if channel is not None:
             channel.new_limits = limits
 
     def note_end(self, row: InFlight) -> None:
-        """A request has ended; those that were refused or failed are told to who watches their model."""
+        """Note the end of a request; if it was refused or failed, the watchers of its model are told."""
         if not self._channels or row.failure is None or row.method != "POST":
             return
         entry = LogEntry(time.time(), "refused", row.failure.code, None, None, row.failure.reason)
@@ -460,7 +460,7 @@ class Hub:
                 channel.refusals.append(entry)
 
     async def stop(self) -> None:
-        """End all streams and what reads for them."""
+        """End all streams and the readings for them."""
         self.close()
         if self._task is not None:
             self._task.cancel()
@@ -483,7 +483,7 @@ class Hub:
             self._drop(list(self._channels))
 
     def _read_all(self) -> None:
-        """Begin to read every engine that is watched and not being read."""
+        """Begin to read every watched engine that is not being read."""
         running = self._pool.running()
         models = [model.name for model in running]
         watched: dict[Session, tuple[RunningModel, list[Watcher]]] = {}
@@ -511,7 +511,7 @@ class Hub:
         try:
             await channel.read(watchers, model, models)
         except EngineStopped:
-            self._channels.pop(channel.session, None)  # the pool will soon not list it any more
+            self._channels.pop(channel.session, None)  # the pool will soon drop it
         except Exception:
             logger.exception("the engine of %s cannot be watched; its streams end", channel.name)
             self._channels.pop(channel.session, None)
@@ -519,7 +519,7 @@ class Hub:
                 watcher.close()
 
     def _drop(self, sessions: Iterable[Session]) -> None:
-        """Watch engines no longer."""
+        """Stop watching engines."""
         for session in sessions:
             task = asyncio.create_task(_end(self._channels.pop(session)))
             self._ending.add(task)
@@ -534,7 +534,7 @@ async def _end(channel: Channel) -> None:
 
 
 def _find_model(watcher: Watcher, running: list[RunningModel]) -> RunningModel | None:
-    """Return what a watcher should see: the model that it names; else the one it sees already, or the one used last."""
+    """Return the model for a watcher: the one that it names; else the one that it sees already, or the last used."""
     if watcher.name is not None:
         return next((model for model in running if model.name == watcher.name), None)
     seen = next((model for model in running if model.session.base is watcher.session), None)
@@ -554,11 +554,11 @@ def _key(row: Dispatch) -> tuple[str, str, str]:
 
 
 router = Router(prefix="/v1/admin", tags=["admin"])
-PATIENCE_S = 10.0  # for a watcher that does not read
+PATIENCE_S = 10.0  # after which a watcher that does not read counts as gone
 
 
 class LiveStream(JSONResponse):
-    """Stands for the stream in the OpenAPI document: events whose data are JSON."""
+    """The stream's response in the OpenAPI document: events whose data are JSON."""
 
     media_type = SSE
 
@@ -573,9 +573,9 @@ GROUP = _describe_query("group", "Number of the group of layers.", type="integer
 
 @router.get("/live", response_class=LiveStream, response_model=LiveEvents, openapi_extra={"parameters": [MODEL]})
 async def watch(request: Request) -> Response:
-    """Stream what an engine does; docs/page-live.md describes the events.
+    """Stream the activity of an engine; docs/page-live.md describes the events.
 
-    `model` chooses one of several models; without it, the one that was used last is watched.
+    `model` chooses one of several models; without it, the last used one is watched.
     """
     name = request.query_params.get("model")
     if name is not None:
@@ -590,7 +590,7 @@ async def watch(request: Request) -> Response:
 
 @router.get("/pages/{page}", response_model=PageDetails, openapi_extra={"parameters": [MODEL, GROUP]})
 async def describe_page(request: Request, page: str) -> Response:
-    """Tell about one page of a model's cache: who holds it, where it stands in their texts, how old it is."""
+    """Describe one page of a model's cache: the answers that hold it, its place in their texts, its age."""
     model = await _find_running(request)
     group = request.query_params.get("group", "0")
     group_number, number = map(_read_number, (group, page))
@@ -610,7 +610,7 @@ async def describe_page(request: Request, page: str) -> Response:
 
 @router.post("/probe", response_model=MachineLimits, openapi_extra={"parameters": [MODEL]})
 async def measure(request: Request) -> Response:
-    """Measure what the machine can do with the threads of a model, and keep it; answers pause for about a second."""
+    """Measure and keep the machine's limits with the threads of a model; answers pause for about a second."""
     model = await _find_running(request)
     try:
         limits = await model.session.measure_limits()
@@ -621,12 +621,12 @@ async def measure(request: Request) -> Response:
 
 
 def _read_number(text: str) -> int:
-    """A number of a group or page; -1, which none has, for anything else."""
+    """Read the number of a group or page; -1, which none has, for anything else."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
 
 
 async def _find_running(request: Request) -> RunningModel:
-    """The model that the request names, or the one used last; ServerError if it is not loaded."""
+    """Return the model that the request names, or the last used one; raises ServerError if it is not loaded."""
     pool = parts_of(request).pool
     name, running = request.query_params.get("model"), pool.running()
     if name is not None:

@@ -1,8 +1,8 @@
 """The low-rank adapters of one open model: by name, loaded and unloaded while it answers, in bounded memory.
 
-An adapter takes memory until its name is gone and the last answer that has it has ended: that is what is counted. So
-the bound holds whatever requests do. Those that can be read again (`provide`) make room for others when nobody has
-them; the others (`load`) stay until they are unloaded.
+An adapter counts until its name is gone and the last answer that uses it has ended, so the bound holds whatever
+requests do. Adapters that can be read again (`provide`) make room for others while no answer uses them; the others
+(`load`) stay until they are unloaded.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from mlxr.registry import AdapterRecord
 MAX_NAME_CHARACTERS = 200
 MAX_FACTOR = 1e6
 Measure = Callable[[str | Path], int]
-AdapterChoice = str | Mapping[str, float]  # the name of one, or several that are added in this order, each so often
+AdapterChoice = str | Mapping[str, float]  # one name, or factors by name: a sum, added in this order
 
 
 @dataclass(slots=True)
 class _Entry:
     """An adapter under a name; `version` tells what it was read from, None for one that stays until it is unloaded.
 
-    Requests get a copy that shares its matrices: that is alive as long as one of them has it.
+    Requests get a copy that shares its matrices; the copy lives as long as one of them uses it.
     """
 
     adapter: Adapter
@@ -54,7 +54,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class AdaptersUse:
-    """The memory of adapters: `held_bytes` are all that are in memory, those that only answers have still included."""
+    """The memory of adapters; `held_bytes` includes unloaded ones that answers still use."""
 
     held_bytes: int
     most_bytes: int
@@ -63,7 +63,7 @@ class AdaptersUse:
 
 @dataclass(frozen=True, slots=True)
 class AdapterUse:
-    """An adapter in memory: its bytes, how often requests chose it, whether answers have it now."""
+    """An adapter in memory: its bytes, how often requests chose it, whether answers use it now."""
 
     name: str
     size_bytes: int
@@ -72,9 +72,9 @@ class AdapterUse:
 
 
 class Adapters:
-    """Adapters that `read` makes of files, all that are held in at most `most_bytes`. Safe to use from several threads.
+    """Adapters that `read` makes of files, in at most `most_bytes` altogether. Safe to use from several threads.
 
-    `measure` tells the bytes of one before it is read.
+    `measure` returns the bytes of one before it is read.
     """
 
     def __init__(
@@ -87,16 +87,16 @@ class Adapters:
         self._requests: Counter[str] = Counter()
         self._waiting: list[Callable[[], None]] = []
         self._lock = threading.RLock()
-        self._loading = threading.Lock()  # one at a time is read, so that what it takes is known before the next one
+        self._loading = threading.Lock()  # one is read at a time, so that its bytes are known before the next one
 
     @property
     def names(self) -> list[str]:
-        """What is loaded, sorted."""
+        """The names of the loaded adapters, sorted."""
         return sorted(self._entries)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of all adapters in memory, those whose names are gone included."""
+        """Bytes of all adapters in memory, including those whose names are gone."""
         return sum(size_bytes for _, size_bytes in list(self._held.values()))
 
     def measure(self) -> AdaptersUse:
@@ -111,8 +111,8 @@ class Adapters:
     def load(self, path: str | Path, name: str | None = None) -> str:
         """Read a PEFT folder or a GGUF adapter; returns its name, by default that of the folder or the file.
 
-        Raises InvalidRequest for a name that is taken and where the memory does not suffice, NotFound, FormatError or
-        ModelError for files that are none of this model's adapters.
+        Raises InvalidRequest if the name is taken or the memory does not suffice; NotFound, FormatError or ModelError
+        if the files are no adapter of this model.
         """
         chosen = Path(path).resolve().stem if name is None else name
         check_name(chosen)
@@ -123,9 +123,9 @@ class Adapters:
         return chosen
 
     def provide(self, name: str, path: Path, version: str) -> Adapter:
-        """The adapter at `path`, read unless it is there in this `version`; another version's place is taken.
+        """Return the adapter at `path`. It is read unless this `version` of it is loaded, and replaces other versions.
 
-        Raises as `load` does, and AdaptersBusy while answers have what would have to make room.
+        Raises as `load` does, and AdaptersBusy while answers use the adapters that would have to make room.
         """
         found = self.peek(name, version)
         if found is not None:
@@ -138,13 +138,13 @@ class Adapters:
             return self._add(name, path, version).lend()
 
     def peek(self, name: str, version: str) -> Adapter | None:
-        """The adapter of that name if it is there in that version."""
+        """Return the adapter of that name if that version of it is loaded."""
         with self._lock:
             entry = self._entries.get(name)
             return self.find(name) if entry is not None and entry.version == version else None
 
     def find(self, name: str) -> Adapter:
-        """The adapter of that name; raises InvalidRequest, with those that there are, for an unknown one."""
+        """Return the adapter of that name; raises InvalidRequest, which lists the known ones, for an unknown name."""
         with self._lock:
             entry = self._entries.pop(name, None)
             if entry is not None:
@@ -154,7 +154,7 @@ class Adapters:
         raise InvalidRequest("adapter", f"{name[:MAX_NAME_CHARACTERS]!r} is not loaded; loaded are: {known}")
 
     def choose(self, wanted: AdapterChoice) -> Adapter | None:
-        """The adapter, or the sum of several, for a request; raises InvalidRequest as `find` does."""
+        """Return the adapter, or the sum of several, for a request; raises InvalidRequest as `find` does."""
         shares = {wanted: 1.0} if isinstance(wanted, str) else wanted
         found = []
         for name, factor in shares.items():
@@ -169,12 +169,12 @@ class Adapters:
         return add_adapters(found)
 
     def count_request(self, name: str) -> None:
-        """A request has chosen an adapter."""
+        """Count a request that has chosen the adapter."""
         with self._lock:
             self._requests[name] += 1
 
     def unload(self, name: str) -> None:
-        """Forget an adapter. Raises InvalidRequest for an unknown name, and for one that answers have."""
+        """Forget an adapter. Raises InvalidRequest if the name is unknown or answers use the adapter."""
         with self._lock:
             if name in self._entries and self._entries[name].is_in_use:
                 raise InvalidRequest("adapter", f"{name} is in use; unload it when the answers with it have ended")
@@ -182,7 +182,7 @@ class Adapters:
             del self._entries[name]
 
     def release(self, name: str, on_gone: Callable[[], None]) -> None:
-        """Forget an adapter if it is there; `on_gone` is called, on any thread, once no answer has it any more."""
+        """Forget an adapter if it is there; `on_gone` is called, on any thread, once no answer uses it any more."""
         with self._lock:
             entry = self._entries.pop(name, None)
             number = None if entry is None else entry.number
@@ -215,7 +215,7 @@ class Adapters:
         return entry
 
     def _make_room(self, name: str, size_bytes: int) -> None:
-        """Let go of adapters that nobody has and that can be read again, the longest unused first."""
+        """Let go of adapters that no answer uses and that can be read again, the longest unused first."""
         if size_bytes > self._most_bytes:
             text = f"{name} takes {size_bytes} bytes, and all may take {self._most_bytes}; raise adapter_bytes"
             raise InvalidRequest("adapter", text)
@@ -233,13 +233,13 @@ class Adapters:
             raise (InvalidRequest if stays else AdaptersBusy)("adapter", f"{text}raise adapter_bytes")
 
     def _can_go(self, other: str, name: str) -> bool:
-        """Whether `other` may make room for `name`."""
+        """Return True if `other` may make room for `name`."""
         entry = self._entries[other]
         return entry.version is not None and (other == name or not entry.is_in_use)
 
 
 def check_name(name: str) -> None:
-    """Raise InvalidRequest for what cannot be the name of an adapter."""
+    """Raise InvalidRequest if `name` cannot be the name of an adapter."""
     if not name or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
         raise InvalidRequest("adapter", f"cannot be named {name[:40]!r}")
 
@@ -250,18 +250,18 @@ class SessionAdapters(Adapters):
     _reader: WorkThreads | None = None
 
     async def bring(self, record: AdapterRecord) -> Adapter:
-        """The adapter of a record, read first if need be; one is read at a time. Raises as `Adapters.provide` does."""
+        """Return the adapter of a record, read if need be, one at a time. Raises as `Adapters.provide` does."""
         found = self.peek(record.name, record.digest)
         if found is None:
             found = await self._require_reader().run(self.provide, record.name, record.path, record.digest)
         return found
 
     async def bring_sum(self, shares: Sequence[tuple[AdapterRecord, float]]) -> Adapter | None:
-        """The sum of the adapters of records in their order, each so many times; else as `bring`."""
+        """Return the sum of the adapters of records, in their order, each times its factor; otherwise as `bring`."""
         return add_adapters([(await self.bring(record), factor) for record, factor in shares])
 
     async def unload_and_wait(self, name: str) -> None:
-        """Forget an adapter, and wait until no answer has it any more."""
+        """Forget an adapter, and wait until no answer uses it any more."""
         loop = asyncio.get_running_loop()
         gone = asyncio.Event()
 
@@ -272,7 +272,7 @@ class SessionAdapters(Adapters):
         await gone.wait()
 
     def stop(self) -> None:
-        """End the thread that reads; what waits for it is not read."""
+        """End the thread that reads; adapters that wait for it are not read."""
         if self._reader is not None:
             self._reader.stop()
 

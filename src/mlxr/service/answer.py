@@ -43,7 +43,7 @@ class StopScanner:
         return buffer[: len(buffer) - keep], None
 
     def flush(self) -> str:
-        """The text still held back; called once, when no more text comes."""
+        """Return the text still held back; called once, when no more text comes."""
         held, self._held = self._held, ""
         return held
 
@@ -56,7 +56,7 @@ class StopScanner:
         return start, stop
 
     def _undecided_length(self, buffer: str) -> int:
-        """Length of the longest end of `buffer` with which some stop string begins."""
+        """Return the length of the longest end of `buffer` that is the beginning of a stop string."""
         longest = max((len(stop) for stop in self.stops), default=1) - 1
         for length in range(min(longest, len(buffer)), 0, -1):
             end = buffer[len(buffer) - length :]
@@ -65,14 +65,14 @@ class StopScanner:
         return 0
 
 
-# What Command R7B and Command A write around an answer. Folders do not say that these are control tokens.
+# Command R7B and Command A write these around an answer. Their files do not say that they are control tokens.
 WRAPPERS = ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
 
-MAX_REPEATS = 2  # calls in a row that say nothing new
+MAX_REPEATS = 2  # repeated calls in a row
 
 
 class OutputParser:
-    """First the reasoning is taken out of the text, then the calls out of what is left; `dropped` are no text.
+    """Takes the reasoning out of the text, then the calls out of the rest, and leaves out the strings in `dropped`.
 
     With `drops_repeats` each call comes once.
     """
@@ -91,21 +91,21 @@ class OutputParser:
 
     @property
     def has_calls(self) -> bool:
-        """Whether a call is complete."""
+        """True if a call is complete."""
         return self._calls is not None and self._calls.calls > 0
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing that follows counts."""
+        """True if any further text is ignored."""
         has_looped = self._sieve is not None and self._sieve.is_over
         return has_looped or (self._calls is not None and self._calls.is_over)
 
     def push(self, text: str) -> list[Piece]:
-        """What is certain with this piece of text."""
+        """Add a piece of text; returns the pieces that are now certain."""
         return self._read([text] if self._reasoning is None else self._reasoning.push(text))
 
     def flush(self) -> list[Piece]:
-        """What was held back; called once, when no more text comes."""
+        """Return the pieces still held back; called once, when no more text comes."""
         pieces = [] if self._reasoning is None else self._read(self._reasoning.flush())
         self._held, held = "", self._held
         pieces += self._read_text(held)
@@ -129,7 +129,7 @@ class OutputParser:
         return pieces if self._sieve is None else self._sieve.push(pieces, calls.calls)
 
     def _drop(self, text: str) -> str:
-        """The text without what is dropped, and without an end that could become it."""
+        """Return the text without the dropped strings; an end that could become one of them is held back."""
         if not self._dropped:
             return text
         *found, rest = re.split("|".join(map(re.escape, self._dropped)), self._held + text)
@@ -139,10 +139,10 @@ class OutputParser:
 
 
 class _RepeatSieve:
-    """Leaves out calls that are equal to earlier ones of the answer; after some in a row nothing follows any more.
+    """Leaves out calls that are equal to earlier ones of the answer; after a few in a row the answer is over.
 
     A model that must call and may call again often writes the same call until its tokens run out. A call is held back
-    only while all that has come of it is the beginning of an earlier one.
+    only as long as its text so far is the beginning of an earlier one.
     """
 
     def __init__(self) -> None:
@@ -154,11 +154,11 @@ class _RepeatSieve:
 
     @property
     def is_over(self) -> bool:
-        """Tell whether the model only repeats itself."""
+        """True if the model only repeats itself."""
         return self._in_a_row == MAX_REPEATS
 
     def push(self, pieces: Sequence[Piece], complete: int) -> list[Piece]:
-        """Return what is left of these pieces; `complete` calls have come to their end with them."""
+        """Return the pieces without repetitions; with them `complete` calls of the answer are complete."""
         found: list[Piece] = []
         for piece in pieces:
             if self._number is not None and not (isinstance(piece, CallPiece) and piece.call == self._number):
@@ -171,7 +171,7 @@ class _RepeatSieve:
         return found
 
     def _add(self, piece: CallPiece) -> list[CallPiece]:
-        """More of a call: what can be no repetition any more."""
+        """Add a piece of a call; returns the pieces that can no longer be part of a repetition."""
         if self._number is None:
             self._number, self._name, self._arguments = piece.call, piece.name or "", ""
         self._arguments += piece.arguments
@@ -182,7 +182,7 @@ class _RepeatSieve:
         return held
 
     def _end_call(self) -> None:
-        """Count the call that has come to its end; one that is held back is a repetition, or the beginning of one."""
+        """Count the call that has ended; if it is still held back, it is a repetition or the beginning of one."""
         if self._held:
             self._held, self._left_out, self._in_a_row = [], self._left_out + 1, self._in_a_row + 1
         else:
@@ -193,10 +193,10 @@ class _RepeatSieve:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """How the answers of one request are read; the default is plain text.
+    """The way in which the answers of one request are read; the default is plain text.
 
-    `open_parser` makes the parser of one answer. `shown_tokens` are control tokens whose spelling the parser is to
-    see, `make_id` gives an id to a call.
+    `open_parser` makes the parser of one answer. `shown_tokens` are control tokens that the parser sees spelt out,
+    `make_id` makes the id of a call.
     """
 
     open_parser: Callable[[], OutputParser | None] = lambda: None
@@ -239,17 +239,17 @@ class Answer:
         self._cached_tokens = self._reasoning_tokens = 0
         self._pending_ids: list[int] = []
         self._pending_tokens: list[TokenInfo] = []
-        self._last: Piece = ""  # the kind of what was given out last
-        self._is_closed = False  # with tokens that were not drawn
+        self._last: Piece = ""  # the last piece given out
+        self._is_closed = False  # by tokens that were not sampled
         self.finished = False
 
     @property
     def usage(self) -> Usage:
-        """How many tokens the prompt and the answer have so far, and how many came from the cache."""
+        """The numbers of tokens of the prompt and of the answer so far, and of those that came from the cache."""
         return Usage(self._prompt_tokens, self._completion_tokens, self._cached_tokens, self._reasoning_tokens)
 
     def push(self, event: TokenEvent) -> list[Event]:
-        """Events that follow from one token event. After a Finish the caller pushes nothing more.
+        """Return the events that follow from one token event. After a Finish the caller pushes nothing more.
 
         Once the answer `is_over` its request should be cancelled: the Finish comes with the engine's last event.
         """
@@ -273,7 +273,7 @@ class Answer:
         return self._finish(events, reason, stop=stop, error=event.error, timings=event.timings)
 
     def _would_end(self, events: Sequence[TokenEvent]) -> bool:
-        """Whether the answer is over with these, so that it needs no other end."""
+        """Return True if the answer would be over after these events, so that it needs no other end."""
         if self.is_over or not (self._parser or self._stops.stops):
             return False
         twin = copy(self)
@@ -284,13 +284,13 @@ class Answer:
         return twin.is_over
 
     def _begin(self, event: TokenEvent) -> list[Event]:
-        """The echo of the prompt, once."""
+        """Return the event of the prompt's echo, once."""
         echo, self._echo = self._echo, None
         return [] if echo is None else [TextDelta(echo, (), event.prompt, self._index)]
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing that the engine may add counts any more: a stop string came, or the one call allowed."""
+        """True if further tokens are ignored, since a stop string or the last call that is allowed came."""
         return self._stop is not None or (self._parser is not None and self._parser.is_over)
 
     def abort(self, reason: FinishReason, error: str | None = None) -> list[Event]:
@@ -300,7 +300,7 @@ class Answer:
         return self._finish(self._flush(), reason, error=error)
 
     def fail(self, error: str) -> list[Event]:
-        """End the answer after a failure of its own, whatever was held back."""
+        """End the answer after an error of its own; text held back is lost."""
         return self._finish([], FinishReason.ERROR, error=error)
 
     def _take_token(self, event: TokenEvent) -> str:
@@ -347,7 +347,7 @@ class Answer:
         self._emit(piece, events)
 
     def _emit(self, piece: Piece, events: list[Event]) -> None:
-        """Append the event of a piece with the tokens that ended since the last one, unless it says nothing."""
+        """Append the event of a piece, unless it is empty, with the tokens that ended since the last event."""
         if piece == "" or (isinstance(piece, Thought) and not piece.text and not self._pending_ids):
             return
         ids, tokens = tuple(self._pending_ids), tuple(self._pending_tokens)
@@ -378,7 +378,7 @@ class Answer:
         timings: Timings | None = None,
     ) -> list[Event]:
         self.finished = True
-        if self._pending_ids:  # tokens that said nothing count with what was said before them
+        if self._pending_ids:  # tokens without text belong to the text before them
             events.append(self._make_last())
         if reason is FinishReason.STOP and stop is None and self._parser is not None and self._parser.has_calls:
             reason = FinishReason.TOOL_CALLS

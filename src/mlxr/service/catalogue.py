@@ -40,9 +40,9 @@ BUILTIN_DEFAULT = "demo"
 
 @dataclass(frozen=True, slots=True)
 class DefaultModel:
-    """The model that answers where none is named, and why: a part of a sentence. `is_set` tells that somebody said so.
+    """The model that answers if a request names none, and the reason, as part of a sentence.
 
-    `is_own` is false for the one that comes with mlxr.
+    `is_set` is true if a setting names it; `is_own` is false for the model that comes with mlxr.
     """
 
     name: str
@@ -52,9 +52,9 @@ class DefaultModel:
 
 
 def open_registry(settings: Settings, wait_s: float = BUSY_TIMEOUT_S) -> Registry:
-    """The registry in the folder of the settings, with the models that come with mlxr.
+    """Open the registry in the folder of the settings, with the models that come with mlxr.
 
-    Another process that holds its catalogue is waited for up to `wait_s`.
+    Waits up to `wait_s` for another process that holds its catalogue.
     """
     builtin = {name: ASSETS / file_name for name, file_name in NAMED_MODELS.items()}
     folder = find_models_folder(settings)
@@ -62,7 +62,7 @@ def open_registry(settings: Settings, wait_s: float = BUSY_TIMEOUT_S) -> Registr
 
 
 def recommend(path: Path) -> Mapping[str, object]:
-    """How answers that a person reads are sampled, under Ollama's names, before what the model itself recommends.
+    """Return sampling parameters for answers that people read, under Ollama's names; the model's own override them.
 
     Models that come with mlxr know one subject, and their likeliest answer is the right one.
     """
@@ -70,8 +70,8 @@ def recommend(path: Path) -> Mapping[str, object]:
 
 
 def choose_default(registry: Registry, settings: Settings) -> DefaultModel:
-    """The one rule: the setting `default_model`; else of the models in the catalogue the one used last, or if none was
-    ever used the one added last; else the demo.
+    """Choose the default model: the setting `default_model`, else the model in the catalogue that was used last, or
+    was added last if none was ever used, else the demo.
     """
     if settings.default_model is not None:
         return DefaultModel(settings.default_model, "it is set", is_set=True)
@@ -84,16 +84,16 @@ def choose_default(registry: Registry, settings: Settings) -> DefaultModel:
 
 
 def find_models_folder(settings: Settings) -> Path:
-    """Where models are kept: the folder of the settings, or one in the user's data folder."""
+    """Return the folder of models: that of the settings, or one in the user's data folder."""
     if settings.models_folder is not None:
         return Path(settings.models_folder).expanduser()
     return platformdirs.user_data_path("mlxr", appauthor=False) / "models"
 
 
 def inspect_model(path: Path, tower: Path | None = None, /) -> ModelFacts:
-    """What the files of a model say about it; raises as `loading.load` does for what could not be loaded.
+    """Read the facts about a model from its files; raises as `loading.load` does if it could not be loaded.
 
-    It may see by a `tower` in a file that is not named as one beside it.
+    `tower` is the file of its vision or audio encoder, if the name of that file does not tell.
     """
     source = open_source(find_model(path))
     with source.file:
@@ -129,13 +129,13 @@ def inspect_adapter(path: Path, base: Path) -> AdapterFacts:
     return AdapterFacts(summary.format, summary.rank, summary.weights, summary.files)
 
 
-SHORT_LIST = 16  # entries of a list that is told unasked
+SHORT_LIST = 16  # entries; longer lists are told only if asked for
 
 
 def read_metadata(
     path: Path, *, with_arrays: bool = False
 ) -> tuple[dict[str, object], list[tuple[str, str, tuple[int, ...]]]]:
-    """What the files of a model say of themselves, under GGUF's keys, and name, type and shape of all tensors.
+    """Read a model's metadata, under GGUF's keys, and the name, type and shape of each of its tensors.
 
     Lists of more than `SHORT_LIST` entries, such as the vocabulary, are None unless they are asked for.
     """
@@ -159,9 +159,9 @@ def _to_json(value: object, with_arrays: bool) -> object:
 
 
 def find_capabilities(template_source: str, *, sees: bool = False, hears: bool = False) -> frozenset[str]:
-    """Of "completion", "embedding", "tools", "thinking", "vision" and "audio".
+    """Return the capabilities of a model: of "completion", "embedding", "tools", "thinking", "vision" and "audio".
 
-    Every model that can chat can be told of tools; one thinks if its template speaks of where that begins and ends.
+    Every model that can chat can be told of tools; a model thinks if its template has tags around thoughts.
     """
     found = {"completion", "embedding"}
     if template_source:
@@ -172,8 +172,8 @@ def find_capabilities(template_source: str, *, sees: bool = False, hears: bool =
 
 
 def describe_template(template_source: str) -> dict[str, str]:
-    """What conversations with a model are like, by its chat template: how it calls tools, how it thinks, and how that
-    is switched. Empty without a template.
+    """Return what a chat template tells of its model: the format of tool calls, the tags around thoughts, and the
+    variables that switch thinking. Empty without a template.
     """
     if not template_source:
         return {}
@@ -194,7 +194,7 @@ def describe_template(template_source: str) -> dict[str, str]:
 V = TypeVar("V")
 FRESH_S = 1.0  # how long an answer is taken for granted
 GRACE_S = 0.05  # how long a look may take before what was known is used instead
-MAX_NAMES = 1000  # which come from strangers
+MAX_NAMES = 1000  # clients make up names
 
 
 class Remembered(Generic[V]):
@@ -207,7 +207,7 @@ class Remembered(Generic[V]):
         self._changes = 0  # of what is looked at
 
     async def find(self, name: str) -> V:
-        """What `look` returns. Raises what it raises, unless that is Unavailable or Busy and an answer is known."""
+        """Return what `look` returns. Raises what `look` raises, but not Unavailable or Busy if an answer is known."""
         known = self._known.get(name)
         if known is not None and self._clock() - known[0] <= FRESH_S:
             return known[1]
@@ -225,11 +225,11 @@ class Remembered(Generic[V]):
         self._looking.clear()
 
     def _begin(self, name: str) -> tuple[float, asyncio.Task[V]]:
-        """When the look that is under way was begun, which is now where there was none, and its task."""
+        """Return the start time and the task of the running look for `name`; begins one if none is running."""
         found = self._looking.get(name)
         if found is None:
             task = asyncio.create_task(self._ask(name, self._changes))
-            task.add_done_callback(lambda task: task.cancelled() or task.exception())  # may have nobody to tell
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())  # perhaps nobody awaits it
             found = self._looking[name] = asyncio.get_running_loop().time(), task
         return found
 

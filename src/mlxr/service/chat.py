@@ -4,13 +4,13 @@ Knows the model's chat template and what it tells of the model: its reasoning ta
 variables it reads. Token ids come out; the engine is not known here.
 
 `SpecialGuard` keeps what users write from becoming control tokens. A chat template writes control tokens as text, and
-so could anybody who writes `<|im_end|>` into a message. Before the template sees a conversation, a mark, a character
-that occurs nowhere in it, goes into every spelling of a special token that is found there. The rendered text then has
-only the template's own spellings; once it is encoded, the tokens of the marks are taken out. What a user wrote is read
-as the plain characters that it is. Tokens that a vocabulary spells with one character cannot be told from text.
+so could anybody who writes `<|im_end|>` into a message. Before the template sees a conversation, every spelling of a
+special token in it gets a mark: a character that occurs nowhere in the conversation. In the rendered text only the
+template's own spellings are whole. Once the text is encoded, the tokens of the marks are taken out, so users' text is
+read as plain characters. Tokens that a vocabulary spells with one character cannot be told from text.
 
-`SizeBound` knows how much text can fit in a context without reading it as tokens: a token spells at most as many
-characters as the longest one of the vocabulary, so a text that is much longer need not be tokenised to be refused.
+`SizeBound` knows how much text can fit in a context without tokenising it: a token spells at most as many characters
+as the longest one of the vocabulary, so a text that is much longer is refused at once.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class SpecialGuard:
         self._tokenizer = tokenizer
 
     def warm_up(self) -> None:
-        """Look through the vocabulary now, which takes a while for a large one, and not with the first request."""
+        """Look through the vocabulary now, not with the first request; a large one takes a while."""
         _ = self._pattern
 
     def choose_marks(self, *values: object) -> Sequence[str]:
-        """Marks that may stand in `values`; none when nothing in them needs one."""
+        """Return marks that occur nowhere in `values`; none if no text in them spells a special token."""
         texts = [text for value in values for text in _list_texts(value)]
         pattern = self._pattern
         if pattern is None or not any(pattern.search(text) for text in texts):
@@ -63,7 +63,7 @@ class SpecialGuard:
         return [mark for mark in _MARKS if not any(mark in text for text in texts)][:_TRIES]
 
     def put_marks(self, value: object, mark: str) -> object:
-        """A copy of a JSON-like value with `mark` in every spelling of a special token."""
+        """Return a copy of a JSON-like value with `mark` in every spelling of a special token."""
         if isinstance(value, str):
             return value if self._pattern is None else self._pattern.sub(lambda match: match[0] + mark, value)
         if isinstance(value, Mapping):
@@ -73,7 +73,7 @@ class SpecialGuard:
         return value
 
     def take_marks(self, token_ids: Sequence[int], mark: str, count: int) -> list[int] | None:
-        """`token_ids` without the tokens of `count` marks; None if these are not tokens of their own."""
+        """Return `token_ids` without the tokens of `count` marks; None if a mark shares a token with other text."""
         spelt = mark.encode()
         kept: list[int] = []
         run: list[int] = []  # tokens that may be those of a mark
@@ -115,11 +115,11 @@ def _list_texts(value: object) -> Iterator[str]:
 
 
 def refuse_unprotected() -> InvalidRequest:
-    """What to raise when no mark could be used."""
+    """Return the error for texts in which no mark could be used."""
     return InvalidRequest("messages", "spell a control token, which this vocabulary cannot write as text")
 
 
-MANY_ITEMS = 64  # from which on a list is asked for its kinds of items first
+MANY_ITEMS = 64  # of a longer list the kinds of items are looked at first
 _NUMBERS = {int, float}
 SLACK = 4  # for vocabularies that shorten a text before they cut it, as NFKC or runs of spaces
 
@@ -137,17 +137,17 @@ class SizeBound:
 
     @property
     def characters(self) -> int:
-        """Texts with more characters are refused."""
+        """The most characters that a text may have."""
         return SLACK * self.context_tokens * self._longest
 
     def cut(self, text: str) -> str:
-        """The beginning of a text that reaches as far as the context can."""
+        """Return the beginning of a text, as many characters as may fit in the context."""
         return text if len(text) <= SLACK * self.context_tokens else text[: self.characters]
 
     def check(self, field: str, value: object, allowance: int = 0) -> None:
         """Raise ContextFull about `field` when the strings in a JSON-like value cannot fit in the context.
 
-        `allowance` are characters that they may have besides.
+        They may have `allowance` more characters than fit.
         """
         if isinstance(value, list | tuple) and value and isinstance(value[0], int):  # a prompt that is ids already
             if len(value) > self.context_tokens:
@@ -166,7 +166,7 @@ class SizeBound:
 
 
 def count_characters(value: object, enough: int, most_items: int | None = None) -> int:
-    """Return how many characters the strings in a JSON-like value have; not all of them once there are `enough`.
+    """Return the number of characters of the strings in a JSON-like value; stops counting above `enough`.
 
     A list of more than `most_items` counts as more than enough, whatever it holds.
     """
@@ -190,11 +190,11 @@ _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What an answer must look like.
+    """The grammar that an answer must follow.
 
-    `field` names the part of the request that asks for it. With `is_optional` the answer is read as well as can be
-    where the grammar cannot be enforced. `answer` is what `@answer` in the grammar stands for. `relaxed` are keywords
-    of the tools' schemas that no grammar can hold.
+    `field` names the part of the request that asks for it. If it `is_optional` and cannot be enforced, the answer is
+    read as well as possible. `answer` is what `@answer` in the grammar stands for. `relaxed` are keywords of the tools'
+    schemas that no grammar can hold.
     """
 
     grammar: Grammar | str
@@ -206,7 +206,9 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A conversation ready to be answered; the prompt ends inside the reasoning, or right behind it, or elsewhere."""
+    """A conversation ready to be answered: its prompt ends inside the reasoning (`is_thinking`), right behind it
+    (`has_thought`), or elsewhere.
+    """
 
     token_ids: list[int]
     is_thinking: bool
@@ -215,7 +217,7 @@ class Turn:
 
 
 class _Parts(NamedTuple):
-    """What clients wrote of a conversation; tools are name, description and parameters."""
+    """The parts of a conversation that clients wrote; a tool is its name, description and parameters."""
 
     messages: Any
     tools: Any
@@ -226,8 +228,8 @@ class _Parts(NamedTuple):
 class Chat:
     """Conversations with one model. Safe to use from several threads.
 
-    A text that the template makes and `size_bound` does not allow is refused before it is tokenised. `budget_tokens` is
-    the most that the model thinks for requests that do not say; None: any number. `sight` takes in its pictures.
+    A prompt longer than `size_bound` allows is refused before it is tokenised. `budget_tokens` limits the reasoning of
+    requests that do not say (None: no limit). `sight` takes in pictures.
     """
 
     def __init__(
@@ -247,19 +249,19 @@ class Chat:
         self.tags: Tags | None = find_tags(template.source)
 
     def warm_up(self) -> None:
-        """Learn about vocabulary and template now what would else be learnt with the first request."""
+        """Look at vocabulary and template now, not with the first request."""
         self._guard.warm_up()
         with suppress(NoTemplateWorker):  # the first request tries again
             _ = self._format
             self._turn_order.warm_up()
 
     def render(self, request: ChatRequest) -> str:
-        """The text of the prompt, special tokens spelt out; see `encode`."""
+        """Return the text of the prompt, special tokens spelt out; see `encode`."""
         request, shown = self._sight.take(request)
         return shown.spell(self._write(request, self._collect(request)))[0]
 
     def encode(self, request: ChatRequest) -> Turn:
-        """The prompt; raises TemplateError, or InvalidRequest for what cannot be a conversation with this model."""
+        """Return the prompt; raises TemplateError, or InvalidRequest if the model cannot have this conversation."""
         request, shown = self._sight.take(request)
         parts = self._collect(request)
         try:
@@ -278,14 +280,14 @@ class Chat:
         return self._make_turn(request, text, self._tokenize(text, request), pictures)
 
     def write_rules(self, request: ChatRequest) -> Rules | None:
-        """The grammar that the answer must follow, after any reasoning.
+        """Return the grammar that the answer must follow, after any reasoning.
 
-        Raises InvalidRequest where the last message has begun the answer without it.
+        Raises InvalidRequest if the last message has begun the answer without it.
         """
         rules = self._make_rules(request)
         if rules is None or request.ending != "continued" or continues_reasoning(request.messages):
             return rules
-        if rules.is_optional:  # they also say how an answer begins where formats mark answers
+        if rules.is_optional:  # in formats that mark answers they also hold the mark
             return None if self._format.marks_answers else rules
         raise InvalidRequest(rules.field, "cannot hold for an answer that the last message has begun")
 
@@ -315,11 +317,11 @@ class Chat:
         return Rules(lark, field, is_free and answer is None, answer, tuple(relaxed))
 
     def make_format(self, request: ChatRequest, turn: Turn, *, is_enforced: bool) -> AnswerFormat:
-        """How the answers are read; `is_enforced` says that the rules hold."""
+        """Return the format in which the answers are read; `is_enforced` says that the rules hold."""
         tools, tags, tool_format = list_tools(request), self.tags, self._format
         if not tools and tags is None:
             return AnswerFormat()
-        # Where a call begins like an answer in JSON, it is one only when it is whole.
+        # Where an answer in JSON may begin like a call, a call is sure only once it is complete.
         is_sure = is_enforced and (request.grammar is None or request.tool_choice != "auto" or tool_format.marks_calls)
         once = not request.parallel_tool_calls or isinstance(request.tool_choice, NamedTool)
         is_free = request.tool_choice == "auto" and request.grammar is None
@@ -347,11 +349,11 @@ class Chat:
         )
 
     def fit_think(self, think: bool | str | None) -> bool | str | None:
-        """What comes nearest to `think` with this model, for callers who cannot know what it has.
+        """Return the setting nearest to `think` that this model has, for callers who cannot know its settings.
 
-        A level becomes one that the model knows. Where it knows none, it stays if it stands for a budget, and is "on"
-        otherwise. "Off" becomes the lowest level, or None where there are none either and reasoning cannot be switched
-        off.
+        A level becomes one that the model knows. If it knows none, the level stays if it stands for a budget, and
+        becomes "on" (True) otherwise. If reasoning cannot be switched off, "off" (False) becomes the lowest level, or
+        None without levels.
         """
         levels = () if self.tags is None or EFFORT not in self._variables else self.tags.levels
         if isinstance(think, str):
@@ -363,10 +365,10 @@ class Chat:
         return levels[0] if levels else None
 
     def find_budget(self, request: ChatRequest) -> int | None:
-        """The most tokens that the model may think; None: any number.
+        """Return the most tokens of reasoning; None for any number.
 
-        What the request or its model says counts more than an effort, for which there is a table where the model itself
-        knows no efforts, and that more than the setting.
+        First counts the budget of the request or its model; then the effort of the request, by a table, if the model
+        knows no efforts itself; then the setting.
         """
         given = request.params.thinking_budget
         if given is None and isinstance(request.think, str) and EFFORT not in self._variables:
@@ -401,15 +403,15 @@ class Chat:
         return TurnOrder(self._template, [describe_tool(Tool("probe"))])
 
     def _collect(self, request: ChatRequest) -> _Parts:
-        """What clients wrote: messages, tools and variables of the template, checked."""
+        """Check and return the parts that clients wrote: messages, tools and variables of the template."""
         tools = [(tool.name, tool.description, tool.parameters) for tool in list_tools(request)]
         messages = check_messages(request.messages)
         return _Parts(messages, tools, request.template_values, self._system)
 
     def _write(self, request: ChatRequest, parts: _Parts) -> str:
-        """The text of the prompt. What the template refuses is offered to it again in other shapes, if there are any.
+        """Return the text of the prompt. A conversation that the template refuses is tried again in other shapes.
 
-        Raises what it said of the first where it takes none of them.
+        If the template takes none of them, raises its first error.
         """
         messages, tools, extra = self._arrange(request, parts)
         try:
@@ -421,7 +423,7 @@ class Chat:
             raise
 
     def _arrange(self, request: ChatRequest, parts: _Parts) -> tuple[Messages, Sequence[object] | None, dict[str, Any]]:
-        """Messages, tools and variables as the template gets them. What is added here may spell control tokens."""
+        """Return messages, tools and variables for the template. Texts that are added here may spell control tokens."""
         tools = [Tool(*tool) for tool in parts.tools]
         messages = mark_end(parts.messages) if request.ending == "continued" else list(map(dict, parts.messages))
         shown = [describe_tool(tool) for tool in tools] if self._format.shows_tools and tools else None
@@ -435,7 +437,7 @@ class Chat:
         return order.arrange(self._prepare(messages, tools, parts.system)), shown, extra
 
     def _prepare(self, messages: Messages, tools: Sequence[Tool], system: str | None) -> Messages:
-        """Messages in the words that the template knows."""
+        """Return messages with the roles and keys that the template knows."""
         source = self._template.source
         keys = [key for key in REASONING_KEYS if key in source]
         for message in messages:
@@ -449,13 +451,13 @@ class Chat:
         return self._format.prepare_messages(merge_systems(messages), tools)
 
     def _choose_think(self, request: ChatRequest) -> bool | str | None:
-        """What the request says of reasoning; a budget of nothing switches it off, as far as the template can."""
+        """Return the request's `think`; a budget of 0 tokens switches reasoning off, as far as the template can."""
         if self.find_budget(request) == 0 and request.think is not False:
             return self.fit_think(False)
         return request.think
 
     def _switch(self, think: bool | str | None) -> dict[str, object]:
-        """The template's variables that stand for what the request says of reasoning."""
+        """Return the template's variables for the value of `think`."""
         if think is None:
             return {}
         switches, has_effort = self._switches, EFFORT in self._variables
@@ -481,10 +483,10 @@ class Chat:
         return cut_at_mark(text) if ending == "continued" else text
 
     def _tokenize(self, text: str, request: ChatRequest) -> list[int]:
-        """BOS is added where the vocabulary wants it and the template did not write it."""
+        """Encode the prompt; BOS is added if the vocabulary wants it and the template did not write it."""
         tokenizer = self._tokenizer
         if self._size_bound is not None:
-            # Where a prompt that is too long is cut, the messages may have any length, but a template adds no more.
+            # A prompt that will be cut may have messages of any length, but the template may not add more than usual.
             allowance = 0 if request.window is None else 2 * count_characters(request.messages, sys.maxsize)
             self._size_bound.check("messages", text, allowance)
         has_bos = tokenizer.bos_id is not None and text.startswith(tokenizer.token_text(tokenizer.bos_id))
@@ -504,13 +506,13 @@ class Chat:
         return Turn(token_ids, text.endswith(self.tags.open), text.endswith(self.tags.close), pictures)
 
     def _find_special(self, spelling: str) -> int | None:
-        """The control token of this spelling, if it is one."""
+        """Return the control token of this spelling; None if there is none."""
         token_id = self._tokenizer.token_id(spelling)
         return token_id if token_id is not None and self._tokenizer.is_special(token_id) else None
 
 
 def list_tools(request: ChatRequest) -> Sequence[Tool]:
-    """The tools that may be called, checked; none with the choice "none"."""
+    """Check and return the tools that may be called; none with the choice "none"."""
     seen: set[str] = set()
     for index, tool in enumerate(request.tools):
         if not _NAME.fullmatch(tool.name):
@@ -532,7 +534,7 @@ def list_tools(request: ChatRequest) -> Sequence[Tool]:
 
 
 def _enforce(tool: Tool, field: str, *, must_hold: bool) -> Enforceable:
-    """Return what a grammar can hold of a tool's schema. Broken ones are refused where the model must call a tool."""
+    """Return the part of a tool's schema that a grammar can hold. Refuses broken ones if the model must call a tool."""
     try:
         return enforce(json.dumps({"type": "object", **tool.parameters}))
     except SchemaError as error:

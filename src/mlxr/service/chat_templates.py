@@ -2,10 +2,10 @@
 
 Brings a conversation into an order of roles that a chat template takes, without losing any of its text.
 
-Many templates raise where roles do not alternate, or where a system message stands behind the first message; some leave
-such a message out. What a template takes is found out once by rendering a few words, and only when a conversation needs
-it. One that is refused all the same is offered again in the shapes of `list_shapes`, in their order. So what a
-conversation becomes depends on it and on the template alone, never on what was asked before.
+Many templates raise if roles do not alternate, or if a system message stands behind the first message; some leave such
+a message out. Rendering a few words shows once what a template takes, and only when a conversation needs it. A
+conversation that is refused all the same is tried again in the shapes of `list_shapes`, in their order. So the prompt
+depends on the conversation and the template alone, never on earlier requests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BROUGHT = "that was given"  # what errors call a template that comes with a requ
 
 
 def read_template(source: str, field: str = "template") -> str:
-    """The Jinja template of a Jinja or a Go template; raises InvalidRequest for what is neither, or cannot be one."""
+    """Return the Jinja template of a Jinja or a Go template; raises InvalidRequest if `source` is neither."""
     try:
         _check(source)
     except TemplateError as error:
@@ -42,7 +42,7 @@ def read_template(source: str, field: str = "template") -> str:
 
 
 def check_template(settings: ModelSettings) -> None:
-    """Raise SettingError unless models can be used with the template and the variables of the settings."""
+    """Raise SettingError if the template or the variables of the settings cannot be used."""
     find_source(settings)
     read_values(settings)
 
@@ -50,9 +50,9 @@ def check_template(settings: ModelSettings) -> None:
 def make_template(
     source: str | None, own: ChatTemplate | None, settings: ModelSettings, tokenizer: Tokenizer
 ) -> ChatTemplate | None:
-    """The template that a model is used with: `source`, or where there is none its `own`.
+    """Return the template that a model is used with: `source`, or its `own` if that is None.
 
-    It has the variables that the settings give. Raises SettingError for them.
+    It has the variables of the settings; raises SettingError if they are wrong.
     """
     template = own
     if source is not None:
@@ -64,7 +64,7 @@ def make_template(
 
 
 def read_values(settings: ModelSettings) -> Mapping[str, object]:
-    """Further variables of chat templates, as the settings give them; raises SettingError."""
+    """Return the variables that the settings give to chat templates; raises SettingError."""
     values: Mapping[str, object] = json.loads(settings.chat_template_kwargs or "{}")
     taken = sorted(RESERVED & values.keys())
     if taken:
@@ -73,7 +73,7 @@ def read_values(settings: ModelSettings) -> Mapping[str, object]:
 
 
 def choose_template(given: str, field: str) -> str:
-    """The Jinja template that a request means: one of ours by its name, or what it brings; raises InvalidRequest."""
+    """Return the Jinja template that a request gives, itself or by the name of one of ours; raises InvalidRequest."""
     named = find_named(given)
     if named is None and "{" not in given:
         raise InvalidRequest(field, f"is no template, and none has the name {given[:40]!r}; there are {_list_names()}")
@@ -81,7 +81,7 @@ def choose_template(given: str, field: str) -> str:
 
 
 def find_source(settings: ModelSettings) -> str | None:
-    """The Jinja template that the settings mean: a file, a name, or the template itself; None where they mean none.
+    """Return the Jinja template that the settings give: by a file, by a name, or itself; None without one.
 
     Raises SettingError.
     """
@@ -115,7 +115,7 @@ def _check(source: str) -> None:
 
 Messages = list[dict[str, object]]
 SYSTEM_ROLES = ("system", "developer")
-REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # what templates call it in earlier messages
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # templates' names for it in earlier messages
 _CALL = {"id": "probe7d1f", "type": "function", "function": {"name": "probe", "arguments": {"key": "value"}}}
 _DOTS = "…"
 _LETTERS = {"system": "s", "developer": "d"}
@@ -132,8 +132,8 @@ _PROBES: Mapping[str, Callable[[str], dict[str, object]]] = {
 class TurnOrder:
     """Finds out what one chat template takes. Safe to use from several threads.
 
-    `tools` is anything that a template can show as tools; it is needed where the model has a template of its own for
-    them, which may take something else.
+    `tools` is anything that a template can show as tools; it is needed if the model has a template of its own for
+    tools, which may take other orders.
     """
 
     def __init__(self, template: ChatTemplate, tools: Sequence[object] | None = None) -> None:
@@ -141,13 +141,13 @@ class TurnOrder:
         self._known: dict[str, bool] = {}
 
     def warm_up(self) -> None:
-        """Find out now what most conversations need."""
+        """Find out now what most conversations need to know."""
         self._shows("su")
 
     def arrange(self, messages: Messages) -> Messages:
-        """Return the messages as the template is known to take them: as they are, where it takes that.
+        """Return the messages in an order that the template takes; unchanged if it takes them so.
 
-        Raises NoTemplateWorker where it cannot be found out now.
+        Raises NoTemplateWorker if this cannot be found out now.
         """
         if any(message["role"] == "developer" for message in messages) and not self._shows("du"):
             messages = merge_systems(
@@ -162,9 +162,7 @@ class TurnOrder:
         return messages if self._takes_system(messages) else move_system(messages)
 
     def _takes_system(self, messages: Messages) -> bool:
-        """Tell whether a system message before the others is shown. Some templates show it only with a message of the
-        user.
-        """
+        """Return True if the template shows a system message before the others; some do only with one of the user."""
         if not _count_front(messages):
             return True
         if all(message["role"] != "user" for message in messages):
@@ -172,7 +170,7 @@ class TurnOrder:
         return self._shows(f"su{self._find_tail(messages)}")
 
     def _find_tail(self, messages: Messages) -> str:
-        """Return letters of messages that end a probe as the conversation ends, if the template takes such an end.
+        """Return the letters of messages that end a probe as the conversation ends, if the template takes such an end.
 
         Some templates show instructions only where the user's message is the last one.
         """
@@ -181,7 +179,7 @@ class TurnOrder:
         return _LETTERS.get(role) or (tail if tail and self._shows(f"u{tail}") else "")
 
     def _shows(self, letters: str) -> bool:
-        """Tell whether the template takes messages of these roles, and shows the words of all of them."""
+        """Return True if the template takes messages of these roles and shows the words of all of them."""
         known = self._known.get(letters)
         if known is None:
             probes = [_PROBES[letter](f"probe-{place}-7d1f") for place, letter in enumerate(letters)]
@@ -195,7 +193,7 @@ class TurnOrder:
 
 
 def list_shapes(messages: Messages) -> Iterator[Messages]:
-    """The shapes in which a conversation that was refused is offered again; each goes on from the one before."""
+    """Yield the shapes in which a refused conversation is tried again; each is made from the one before."""
     steps: tuple[Callable[[Messages], Messages], ...] = (
         lambda given: given,  # neighbours become one message, as they do after each step
         show_systems,
@@ -212,7 +210,7 @@ def list_shapes(messages: Messages) -> Iterator[Messages]:
 
 
 def merge_systems(messages: Messages) -> Messages:
-    """One message of all system messages at the start: many templates look at the first only."""
+    """Join all system messages at the start into one: many templates look at the first only."""
     first = messages[0]
     count = next((index for index, message in enumerate(messages) if message["role"] != first["role"]), len(messages))
     if first["role"] != "system" or count == 1:
@@ -222,7 +220,7 @@ def merge_systems(messages: Messages) -> Messages:
 
 
 def merge_neighbours(messages: Messages) -> Messages:
-    """One message of all that follow each other with one role; system and developer count as one role.
+    """Join messages that follow each other with one role; system and developer count as one role.
 
     Calls of tools and their results stay apart.
     """
@@ -236,9 +234,9 @@ def merge_neighbours(messages: Messages) -> Messages:
 
 
 def show_systems(messages: Messages) -> Messages:
-    """System and developer messages behind the first message of others as the user's, where they stand.
+    """Make system and developer messages behind the first message of others the user's, where they stand.
 
-    One between calls of tools and their results comes behind the results.
+    One between calls of tools and their results moves behind the results.
     """
     front = _count_front(messages)
     shown, waiting = messages[:front], Messages()
@@ -254,10 +252,10 @@ def show_systems(messages: Messages) -> Messages:
 
 
 def fill_gaps(messages: Messages) -> Messages:
-    """The conversation with empty turns where one of the other side is missing.
+    """Add an empty turn wherever a turn of the other side is missing.
 
-    So the first turn is the user's, and between two of one side that only calls and results stand between is one of the
-    other: the assistant's behind the results, the user's before the calls.
+    The first turn becomes the user's. Between two turns of one side with only calls and results between them comes one
+    of the other side: the assistant's behind the results, the user's before the calls.
     """
     front = _count_front(messages)
     filled, place = messages[:front], front  # behind the last text
@@ -276,7 +274,7 @@ def fill_gaps(messages: Messages) -> Messages:
 
 
 def speak_empty(messages: Messages) -> Messages:
-    """The conversation with three dots for turns without a word, which some templates refuse."""
+    """Write three dots into turns without a word, which some templates refuse."""
     return [
         {**message, "content": _DOTS} if message["content"] == "" and "tool_calls" not in message else message
         for message in messages
@@ -284,9 +282,9 @@ def speak_empty(messages: Messages) -> Messages:
 
 
 def move_system(messages: Messages) -> Messages:
-    """The system message at the start of the user's first, for templates that have no other place for it.
+    """Move the system message to the start of the user's first message, for templates with no other place for it.
 
-    Where the user does not begin, it is what the user begins with.
+    If the user does not begin, it becomes a first message of the user.
     """
     front = _count_front(messages)
     if not front:

@@ -1,12 +1,12 @@
-"""The ends of answers that reach their last token under a grammar: what would be cut is closed instead.
+"""Closes answers under a grammar that reach their token limit, so that they end as the grammar demands.
 
-An answer grows freely. Where it has not ended by itself when its tokens are used up, the newest ones are taken back,
-about as few as leave room for a way to the end, which comes in their place. So nobody may be shown a token before it is
-known that some place behind it has such a way. A way is looked for with forks of the grammar's state: closing signs
-first, then the shortest values; marks that the grammar names lead out of a text that may have any sign. As long as
-there is much room this is done rarely, and nothing is held back. An answer gains credit for searches with each token:
-what takes more than it has goes on with the tokens that follow, which wait meanwhile. All this depends on the answer's
-tokens and on how many may still come, and on nothing else.
+An answer grows freely. If it has not ended when its tokens are used up, the newest ones are taken back, about as few as
+make room for a way to the end: tokens that complete the answer, which come in their place. So a token may be shown only
+once such a way is known from some place behind it. The search for a way uses forks of the grammar's state: it tries
+closing signs first, then the shortest values; marks that the grammar names lead out of a text that may have any sign.
+While much room is left, searches are rare and nothing is held back. Each token earns the answer credit for searches; a
+search that costs more goes on with the tokens that follow, which are held back meanwhile. All this depends only on the
+answer's tokens and on how many may still come.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from mlxr.engine.request import Mask
 from mlxr.service.grammar_library import GrammarVocabulary, Matcher
 
 MAX_WAY_TOKENS = 600
-_SPARE_TOKENS = 4  # a token that is cut in the middle of a character takes some more
-_LOOK_TOKENS = 256  # left, when the first look is due
-_GROWTH = 4  # tokens that a way may get longer with each token, besides what the largest thing takes that can be opened
-_PATIENCE = 8  # where no way is found, that part of what is left goes by before the next look
-_LONGER = 2  # times as many tokens a way may have before it is written with longer ones
-_CREDIT, _MOST_CREDIT = 6, 128  # for searches, with each token and at once; one is what asking after few tokens takes
-_MASK_TOKENS = 8000  # of the vocabulary: so much of a mask takes as much time as that
-_SHORTEN_TOKENS, _TRIES = 8, 16  # of a way that are written with longer ones for one; its ends that are tried for one
-_NEAR = 8  # ends of a known way that are tried each time, about where it is left with one token more
-_WIDE = 8  # of so many tokens one is allowed where there is a text; behind its mark so much fewer are
-_FEW = 16  # tokens: what is so narrow is spelt out, as a name is or a word of an enum
+_SPARE_TOKENS = 4  # more for a token that is cut in the middle of a character
+_LOOK_TOKENS = 256  # tokens left when the first look is due
+_GROWTH = 4  # tokens that a way may grow with each token of the answer, besides opening the largest part
+_PATIENCE = 8  # if no way is found, this fraction of the tokens left goes by before the next look
+_LONGER = 2  # a way may have this many times the tokens left before it is rewritten with longer tokens
+_CREDIT, _MOST_CREDIT = 6, 128  # for searches: gained with each token, and the most; asking about few tokens costs one
+_MASK_TOKENS = 8000  # computing a mask for this much of the vocabulary costs one credit
+_SHORTEN_TOKENS, _TRIES = 8, 16  # for one credit: tokens of a way that are rewritten, ends of a way that are tried
+_NEAR = 8  # ends of a known way that are tried each time, near the place to which one more token leads
+_WIDE = 8  # inside a text more than one in this many tokens is allowed, behind its closing mark fewer
+_FEW = 16  # tokens: with so few allowed, the grammar spells a text out, such as a name or a word of an enum
 _STRUCTURE = ("}", "]", ",", ":", *"0123456789", '"', "null", "true", "false", "-", "[", "{")
 _IN_TEXT = ('"',)
 _LETTERS = ("a", "A")  # in texts that may have any sign
 _CLOSING_SIGNS = (b"]", b"}", b")", b">")
-_FILLING = (*"-_@.:/+#,", *"0123456789", *"aA")  # signs first: in patterns they part what may be long
+_FILLING = (*"-_@.:/+#,", *"0123456789", *"aA")  # signs first: in patterns they separate parts that may be long
 
 
 class ClosingTokens:
@@ -55,11 +55,11 @@ class ClosingTokens:
         self.mask_words, self.mask_cost = -(-len(tokens) // 32), 1 + len(tokens) // _MASK_TOKENS
 
     def spell(self, mark: bytes | int) -> tuple[int, ...]:
-        """Return the tokens of a mark, which may be one by its id."""
+        """Return the tokens of a mark: of its bytes, or the token of that id."""
         return (mark,) if isinstance(mark, int) else tuple(self._vocabulary.take_longest(mark))
 
     def shorten(self, way: Sequence[int], matcher: Matcher) -> list[int]:
-        """Write the text of `way` with fewer tokens, if the grammar takes them as well."""
+        """Return the text of `way` in fewer tokens, if the grammar takes them as well."""
         if self._special.isdisjoint(way):
             shorter = self._vocabulary.take_longest(b"".join(self.tokens[token_id] for token_id in way))
             if len(shorter) < len(way) and self.ends(shorter, matcher):
@@ -67,21 +67,21 @@ class ClosingTokens:
         return list(way)
 
     def ends(self, way: Sequence[int], matcher: Matcher) -> bool:
-        """Whether an answer may go on with these tokens, and end after them."""
-        if not way:  # of an end alone the library says that it cannot come
+        """Return True if an answer may go on with these tokens and end after them."""
+        if not way:  # the library's check refuses an end token that comes first
             mask: Mask = np.zeros(self.mask_words, np.uint32)
             return matcher.write_mask(mask) and any(_has(mask, token_id) for token_id in self.eos_ids)
         return any(matcher.count_allowed([*way, token_id]) > len(way) for token_id in self.eos_ids)
 
 
 class Closer:
-    """The end of one answer. `heaviest_tokens` is what the largest thing that may be opened takes, about.
+    """The end of one answer. `heaviest_tokens` is about what the largest part that may be opened takes.
 
-    `marks` are tokens that may lead out of a text, those that are tried first at the front.
+    `marks` are tokens that may lead out of a text, in the order in which they are tried.
 
-    `_way` was found last. If it `_is_certain`, the newest `_held` tokens may be taken back for it. Else those are held
-    that came since the `_search` began that is under way, and without one nothing is: either because there is room to
-    spare or because no way is known.
+    `_way` was found last. If it `_is_certain`, the newest `_held` tokens may be taken back for it. Otherwise the tokens
+    that came since the running `_search` began are held; without a search none is, because there is room to spare or
+    because no way is known.
     """
 
     def __init__(self, tokens: ClosingTokens, heaviest_tokens: int, marks: Sequence[tuple[int, ...]] = ()) -> None:
@@ -96,12 +96,12 @@ class Closer:
         self._is_certain, self._held = False, 0
 
     def accept(self, token_id: int) -> None:
-        """The answer goes on with this token."""
+        """Go on after this token of the answer."""
         self._place.read(self._tokens.tokens[token_id])
         self._held += 1
 
     def fork(self) -> Closer:
-        """One more of the same state, but for a search that is under way."""
+        """Return a copy in the same state, without the running search."""
         other = Closer(self._tokens, self._reserve - _SPARE_TOKENS, self._marks)
         other._look_at, other._search_at, other._place = self._look_at, self._search_at, self._place.copy()
         other._credit, other._words = self._credit, dict(self._words)
@@ -110,7 +110,7 @@ class Closer:
         return other
 
     def look(self, matcher: Matcher, tokens_left: int) -> int:
-        """How many of the newest tokens may be taken back, when at most `tokens_left` may still come."""
+        """Return the number of newest tokens that may be taken back, when at most `tokens_left` may still come."""
         self._credit = min(self._credit + _CREDIT, _MOST_CREDIT)
         if tokens_left > self._look_at and self._search is None:
             self._is_certain, self._held = False, 0
@@ -125,17 +125,17 @@ class Closer:
         return self._held
 
     def close(self) -> Sequence[int]:
-        """Return the way to the end from before the tokens that are held."""
+        """Return the tokens that end the answer in place of those that are held."""
         return self._way if self._is_certain and self._held else ()
 
     def _settle(self, way: list[int], most: int, tokens_left: int) -> None:
-        """There is a way from the place where `most` tokens could come, of which `tokens_left` are left."""
+        """Keep a way that begins where `most` tokens could still come; `tokens_left` can come now."""
         spare = most - len(way) - self._reserve
         self._way, self._is_certain, self._held, self._search = way, True, most - tokens_left, None
         self._look_at = self._search_at = max(0, min(most - max(1, spare // _GROWTH), tokens_left))
 
     def _find_known(self, matcher: Matcher, most: int) -> list[int] | None:
-        """A way that needs no search: none is needed, or an end of the way that was found last leads on from here."""
+        """Return a way that needs no search: an empty one, or an end of the last way that leads on from here."""
         known, first = self._known, self._first
         if self._tokens.ends((), matcher):
             return []
@@ -153,7 +153,7 @@ class Closer:
         return None
 
     def _go_on(self, matcher: Matcher, tokens_left: int) -> None:
-        """Search for a way as far as the credit goes, from here unless a search is under way."""
+        """Search for a way as far as the credit goes: continue the running search, or begin one here."""
         search = self._search
         if search is None:
             search = self._search = _Search(self._tokens, self._marks, self._words, matcher, self._place, tokens_left)
@@ -177,29 +177,29 @@ class Closer:
 
 
 class _Way:
-    """A way to the end as it was found, token by token, and the same `text` with the fewest tokens."""
+    """A way to the end as it was found, token by token, and the same text in the fewest tokens."""
 
     def __init__(self, found: list[int], shortest: list[int], texts: Sequence[bytes]) -> None:
         self._found, self._shortest = found, shortest
         places = {place: index for index, place in enumerate(_add_lengths(shortest, texts))}
         meet = len(found), len(shortest)
-        self._meet: list[tuple[int, int]] = []  # where both have the same rest, for each token of the first
+        self._meet: list[tuple[int, int]] = []  # for each token found: where both have the same rest
         for index, place in reversed(list(enumerate(_add_lengths(found, texts)[:-1]))):
             meet = (index, index) if found == shortest else (index, places[place]) if place in places else meet
             self._meet.append(meet)
         self._meet.reverse()
 
     def __len__(self) -> int:
-        """Return the number of its ends: one begins at each token that was found."""
+        """Return the number of ends of the way: one begins at each token that was found."""
         return len(self._meet)
 
     def count(self, start: int) -> int:
-        """Return how many tokens the end from `start` on has."""
+        """Return the number of tokens of the end from `start` on."""
         index, shorter = self._meet[start]
         return index - start + len(self._shortest) - shorter
 
     def read(self, start: int) -> list[int]:
-        """Return the tokens of that end."""
+        """Return the tokens of the end from `start` on."""
         index, shorter = self._meet[start]
         return self._found[start:index] + self._shortest[shorter:]
 
@@ -213,10 +213,10 @@ _Words = dict[tuple[int, ...], int]  # tokens of names and values that a grammar
 
 
 class _Search:
-    """A way to the end from one place of an answer, where at most `most` tokens may still come; found step by step.
+    """The search for a way to the end from one place of an answer, where at most `most` tokens may still come.
 
-    Most steps ask after the few tokens that may lead on. A mask, which takes far more time, is computed where none of
-    them fits; `words` keep what it showed, for the next time.
+    Most steps only ask about a few tokens that may lead on. If none of them fits, a step computes a mask, which takes
+    far more time; `words` keeps what the mask showed for the next time.
     """
 
     def __init__(
@@ -235,14 +235,14 @@ class _Search:
         self.found: _Way | None = None
 
     def run(self, credit: int) -> int:
-        """Go on until the search is over or the credit is used up; returns how much of it was."""
+        """Go on until the search is over or the credit is used up; returns the credit used."""
         spent = 0
         while not self.is_over and spent < credit:
             spent += self._step()
         return spent
 
     def _step(self) -> int:
-        """Take the next tokens of the way; returns what that cost."""
+        """Take the next tokens of the way; returns the cost."""
         chosen, cost = self._choose_quickly(), 1
         if not chosen:
             chosen, cost = self._choose_by_mask(), 1 + self._tokens.mask_cost
@@ -263,7 +263,7 @@ class _Search:
         return self._probe.count_allowed((token_id,)) == 1
 
     def _choose_quickly(self) -> tuple[int, ...]:
-        """The same that a mask would show, where that can be told from few tokens; else none."""
+        """Return the tokens that a mask would show, if a few tokens tell; else none."""
         tokens, in_text = self._tokens, self._place.in_text
         if self._marks and not in_text:
             if any(map(self._fits, tokens.letters)):
@@ -279,7 +279,7 @@ class _Search:
         return (first,)
 
     def _choose_by_mask(self) -> tuple[int, ...]:
-        """The token, or the mark, that leads to the end soonest, as far as can be told from what is allowed."""
+        """Return the token or the mark that probably leads to the end soonest, by the mask of allowed tokens."""
         mask: Mask = np.zeros(self._tokens.mask_words, np.uint32)
         if not self._probe.write_mask(mask):
             return ()
@@ -287,12 +287,12 @@ class _Search:
         return self._find_last(mask, count) or self._find_mark(count) or self._choose(mask, count)
 
     def _find_last(self, mask: Mask, count: int) -> tuple[int, ...]:
-        """Of few tokens the one after which the answer may end."""
+        """Return a token after which the answer may end, if only a few tokens are allowed."""
         allowed = _list_allowed(mask) if 1 < count <= _FEW else []
         return next(((token_id,) for token_id in allowed if self._tokens.ends([token_id], self._probe)), ())
 
     def _find_mark(self, count: int) -> tuple[int, ...]:
-        """The tokens of a mark that closes what is open, or leads out of a text with all kinds of signs."""
+        """Return the tokens of a mark that closes an open part, or leads out of a text with all kinds of signs."""
         if self._place.in_text or count == 1:
             return ()
         if count * _WIDE < len(self._tokens.tokens):
@@ -310,7 +310,7 @@ class _Search:
         return next((mark for mark in fitting if self._tokens.tokens[mark[-1]].endswith(_CLOSING_SIGNS)), ())
 
     def _choose(self, mask: Mask, count: int) -> tuple[int, ...]:
-        """The token that leads to the end soonest, as far as can be told from what it is."""
+        """Return the allowed token that probably leads to the end soonest, by its text."""
         tokens = self._tokens
         for token_id in tokens.in_text if self._place.in_text else tokens.structure:
             if _has(mask, token_id):
@@ -320,15 +320,15 @@ class _Search:
                 if _has(mask, token_id):
                     return (token_id,)
         allowed = _list_allowed(mask)
-        sign = -1 if count <= _FEW else 1  # what is not spelt out may go on with anything, so that the shortest does
+        sign = -1 if count <= _FEW else 1  # the longest of a spelt-out text, else the shortest
         best = sorted(allowed, key=lambda token_id: (sign * len(tokens.tokens[token_id]), token_id))[:1]
-        if best and count <= _FEW and len(tokens.tokens[best[0]]) > 1:  # single signs may go on for ever
+        if best and count <= _FEW and len(tokens.tokens[best[0]]) > 1:  # a single sign may repeat for ever
             self._words[tuple(self._way[-2:])] = best[0]
         return tuple(best)
 
 
 class _Place:
-    """Whether an answer is inside a text of JSON."""
+    """The place in an answer's JSON: inside a string (`in_text`) or not."""
 
     def __init__(self, *, in_text: bool = False, is_escaped: bool = False) -> None:
         self.in_text, self._is_escaped = in_text, is_escaped

@@ -32,13 +32,13 @@ def create_model(
 ) -> ModelRecord:
     """Make `name` of another model, or of blobs in the store (file name to digest), with `changes`.
 
-    With an `adapter`, one that has a name, files, or blobs like those, all answers of the new model have it.
+    All answers of the new model use the `adapter`, if one is given: by a name, by files, or by blobs as above.
 
-    With `quantize`, such as q4_K_M, its weights are written anew as that, into the store; `progress` gets bytes done
-    and in all. A name that is taken is refused (NameTaken) unless the new model `replaces` the old one, which stays
-    until the new one is whole. A `renderer` is the part of Ollama that writes the model's prompts there; it is refused
-    where no template does so here. Raises InvalidRequest, NotFound, and what the loader says of files that it cannot
-    run.
+    With `quantize`, such as q4_K_M, the weights are written anew in that type, into the store; `progress` gets the
+    bytes done and in all. A name that is taken is refused (NameTaken) unless the new model `replaces` the old one,
+    which stays until the new one is complete. A `renderer` is the part of Ollama that writes the model's prompts there;
+    it is refused if no template does so here. Raises InvalidRequest, NotFound, and the loader's errors for files that
+    it cannot run.
     """
     registry.check_free(name, replaces=replaces)
     if changes.template is not None:
@@ -100,7 +100,7 @@ def _create_quantized(
 
 
 def _find_tower(registry: Registry, source: ModelRecord | Mapping[str, str]) -> Path | None:
-    """The file of the tower that the new model sees by, too."""
+    """Return the file of the vision or audio encoder that the new model gets, too."""
     if isinstance(source, ModelRecord):
         return source.tower
     towers = [registry.blobs.find(digest) for name, digest in source.items() if is_tower_file(name)]
@@ -108,7 +108,7 @@ def _find_tower(registry: Registry, source: ModelRecord | Mapping[str, str]) -> 
 
 
 def _quantize(path: Path, out: Path, type_name: str, progress: Progress | None) -> None:
-    """Write the model at `path` with the types of a recipe; raises InvalidRequest for one that is quantised already."""
+    """Write the model at `path` in the types of a recipe; raises InvalidRequest if it is quantised already."""
     model = open_source(path)
     with model.file:
         try:
@@ -123,7 +123,7 @@ def _quantize(path: Path, out: Path, type_name: str, progress: Progress | None) 
 
 
 def _inherit(source: ModelRecord, changes: Changes) -> Changes:
-    """The changes, and for what they leave open that which was set on the model they are made to."""
+    """Return the changes, completed with the settings of the source model."""
     capabilities = source.capabilities if changes.capabilities is None else changes.capabilities
     return Changes(
         template=source.template if changes.template is None else changes.template,

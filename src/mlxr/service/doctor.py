@@ -1,4 +1,4 @@
-"""Looks at the machine and the installation: is each part well, and if not, what helps? And at a GPU closely."""
+"""Checks the machine and the installation, part by part, says what helps, and checks a GPU closely."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ __all__ = ["Check", "Finding", "GpuReport", "check_gpu", "examine"]
 
 Verdict = Literal["ok", "note", "problem"]
 HUB_TIMEOUT_S = 5.0
-KEY_WANTED = "a valid API key is needed"  # how our server refuses who has none
+KEY_WANTED = "a valid API key is needed"  # our server's refusal of requests without one
 NO_GPU = "mlx finds no GPU here, so there is nothing to check (pip install 'mlx[cuda13]' for NVIDIA, a Mac has it)"
 PACKAGES = ("mlx", "mlx-metal", "mlx-cuda-13", "mlx-cuda-12", "numpy")
-FUNCTIONS = (  # that the demo model was taught, as questions
+FUNCTIONS = (  # which the demo model was taught; used as questions
     "len print sorted enumerate zip map isinstance open range sum str.split str.join str.strip str.replace list.append "
     "dict.get os.path.join os.path.exists os.listdir os.makedirs os.getcwd os.remove json.dumps json.loads json.load "
     "re.sub re.match re.findall re.compile math.sqrt math.gcd itertools.product collections.Counter "
@@ -43,7 +43,7 @@ FEW_BYTES = 4 << 30  # of memory or disk, which hold one small model
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was found of one part; `remedy` is "" where nothing needs to be done."""
+    """The finding about one part; `remedy` is "" if nothing needs to be done."""
 
     name: str
     verdict: Verdict
@@ -52,7 +52,7 @@ class Check:
 
 
 def examine(settings: Settings, *, asks_hub: bool = True) -> list[Check]:
-    """All that is found; measuring how fast memory is takes a second, and an unreachable hub five."""
+    """Run all checks; measuring the memory's speed takes a second, an unreachable hub five."""
     looks = [_look_at_versions, _look_at_processor, _look_at_memory, _look_at_gpu, _look_at_models, _look_at_port]
     looks.append(_look_at_pictures)
     looks += [_look_at_others, _look_at_hub] if asks_hub else [_look_at_others]
@@ -64,7 +64,7 @@ def _in_gib(nbytes: int) -> str:
 
 
 def _collect(look: Callable[[Settings], Iterator[Check]], settings: Settings) -> list[Check]:
-    """All that one look finds; an error of ours is a finding, too."""
+    """Return the findings of `look`; an error of ours is a finding, too."""
     found: list[Check] = []
     try:
         found.extend(look(settings))
@@ -181,7 +181,7 @@ def _look_at_port(settings: Settings) -> Iterator[Check]:
 
 
 def _is_ours(url: str) -> bool:
-    """Whether the server there describes itself as mlxr's does."""
+    """Return True if the server at `url` describes itself as mlxr's does."""
     import httpx
 
     try:
@@ -224,17 +224,17 @@ class GpuReport:
 
     @property
     def passed(self) -> bool:
-        """Tell whether all that is judged passed."""
+        """True if every check that has a verdict passed."""
         return all(one.passed is not False for one in self.findings)
 
     def describe(self) -> dict[str, object]:
-        """All of it as fields for JSON."""
+        """Return the report as fields for JSON."""
         return {"device": self.device, "passed": self.passed, "machine": self.machine} | {
             "findings": [asdict(one) for one in self.findings]
         }
 
     def write_page(self) -> str:
-        """A page of text: the machine, how much passed, the speeds, and the words of each check that failed."""
+        """Return a page of text: the machine, how much passed, the speeds, and the text of each check that failed."""
         lines = [f"mlxr check-gpu: {self.device}, {'all well' if self.passed else 'NOT ALL WELL'}", ""]
         lines += [f"{name}: {value}" for name, value in self.machine.items()]
         lines += ["", *(f"{part}: {count} passed" for part, count in summarise_parts(self.findings).items()), ""]
@@ -254,8 +254,8 @@ def check_gpu(
 ) -> GpuReport:
     """Check each kernel of a GPU, writes into pages, speeds, and the demo's answers against the processor's.
 
-    `device` None is the GPU that mlx finds. Brief are few checks and one answer. Each finding goes to `tell` at once,
-    and no failure ends it. Raises DeviceError only where there is no GPU.
+    `device` None is the GPU that mlx finds. If it `is_brief`, it makes few checks and one answer. Each finding goes to
+    `tell` at once, and no failure stops the checks. Raises DeviceError only if there is no GPU.
     """
     device = device or find_gpu()
     if device is None:

@@ -1,5 +1,5 @@
-"""Vectors of texts as clients want them: behind the prompt of their task, pooled as the model was made, scaled to
-length 1, cut to fewer dimensions, and in fewer bits; and ranks.
+"""Vectors of texts as clients want them: with the prompt of their task before the text, pooled in the model's way,
+scaled to length 1, cut to fewer dimensions, and in fewer bits; and ranks.
 
 A `Ranker` says how well documents answer a query: a model reads both together and gives each document a number from 0
 to 1. A cross-encoder has a classifier for the pair. A model that writes text is asked in the words of its template
@@ -26,13 +26,13 @@ from mlxr.loading import Model, TextRules, TokenProduct
 from mlxr.service.chat import SpecialGuard, refuse_unprotected
 from mlxr.tokenizers import Tokenizer
 
-VectorPooling = Literal["mean", "last", "cls"]  # those that make one vector, which may be asked for
+VectorPooling = Literal["mean", "last", "cls"]  # those that make one vector; requests may ask for them
 POOLINGS: tuple[VectorPooling, ...] = get_args(VectorPooling)
 Vector = NDArray[np.float32]
 
 
 def scale_vector(vector: Vector, dimensions: int | None = None) -> Vector:
-    """The first `dimensions` numbers of `vector` (all without it), as a vector of length 1."""
+    """Scale the first `dimensions` numbers of `vector` (None: all) to a vector of length 1."""
     cut = vector[:dimensions].astype(np.float32)
     length = float(np.linalg.norm(cut))
     scaled: Vector = cut / np.float32(length) if length else cut
@@ -40,9 +40,9 @@ def scale_vector(vector: Vector, dimensions: int | None = None) -> Vector:
 
 
 def choose_pooling(stated: str | None, asked: Pooling | None, field: str) -> Pooling:
-    """How states become a vector: as asked for, else as the model's files state, else their mean.
+    """Return the pooling that makes a vector of states: as `asked`, else as the model's files state, else the mean.
 
-    Raises InvalidRequest, naming the `field` with the texts, for what files state and mlxr does not do.
+    Raises InvalidRequest, naming the `field` with the texts, if the files state a pooling that mlxr does not have.
     """
     if asked is not None:
         return asked
@@ -59,7 +59,7 @@ def choose_pooling(stated: str | None, asked: Pooling | None, field: str) -> Poo
 
 
 def describe_pooling(stated: str | None, used: Pooling) -> str:
-    """What to tell of a vector that is made with `used`."""
+    """Describe the pooling of a vector made with `used`; warns if the model's files state none."""
     unstated = stated is None or stated == "none"
     return f"{used}; the files of this model state none, so it may not be made for embeddings" if unstated else used
 
@@ -70,10 +70,10 @@ _BITS = ("binary", "ubinary")
 
 
 def quantise_vector(vector: Vector, encoding: Encoding) -> Numbers:
-    """The numbers of a vector in that encoding; `float` and `base64` leave them as they are.
+    """Return the numbers of a vector in that encoding; `float` and `base64` leave them unchanged.
 
-    `int8` makes the largest of them 127 or -127, so cosines stay; `uint8` is 128 more. `ubinary` has a bit for each
-    number, 1 above 0, the first in the highest bit of a byte, and `binary` is that less 128 (as Cohere's API has it).
+    `int8` scales the largest of them to 127 or -127, so cosines stay; `uint8` is 128 more. `ubinary` has a bit for each
+    number, 1 above 0, the first in the highest bit of a byte; `binary` is that less 128 (as in Cohere's API).
     """
     if encoding in _BITS:
         packed: NDArray[np.uint8] = np.packbits(vector > 0)
@@ -86,7 +86,7 @@ def quantise_vector(vector: Vector, encoding: Encoding) -> Numbers:
 
 
 def spell_vector(vector: Vector, encoding: Encoding, *, packs: bool = False) -> list[float] | str:
-    """A vector as JSON has it: numbers, or with `base64` or `packs` their bytes, little-endian, in base64."""
+    """Return a vector for JSON: numbers, or with `base64` or `packs` their little-endian bytes in base64."""
     numbers = quantise_vector(vector, encoding)
     if packs or encoding == "base64":
         return base64.b64encode(numbers.astype(numbers.dtype.newbyteorder("<")).tobytes()).decode()
@@ -95,7 +95,7 @@ def spell_vector(vector: Vector, encoding: Encoding, *, packs: bool = False) -> 
 
 
 def check_dimensions(asked: int | None, size: int, encodings: Iterable[str] = (), field: str = "dimensions") -> None:
-    """Raise InvalidRequest where a model's vectors have no so many numbers, or bits that do not fill bytes."""
+    """Raise InvalidRequest if a model's vectors have fewer numbers, or the bits would not fill whole bytes."""
     if asked is not None and asked > size:
         raise InvalidRequest(field, f"must be at most {size}, the model's own; got {asked}")
     if (asked or size) % 8 and any(one in _BITS for one in encodings):
@@ -106,14 +106,14 @@ Kind = Literal["dense", "sparse", "multi"]
 
 
 class TextTokens(list[int]):
-    """Token ids of a text, of which a mean leaves the first `unpooled` out: those of its prompt."""
+    """The token ids of a text; a mean leaves out the first `unpooled`, which are those of its prompt."""
 
     unpooled = 0
 
 
 def choose_product(rules: TextRules, kind: Kind, field: str) -> TokenProduct:
-    """Return the product that makes a number (`sparse`) or a vector (`multi`) of a token's state; InvalidRequest where
-    the model has none."""
+    """Return the product that makes a number (`sparse`) or a vector (`multi`) of a token's state; raises InvalidRequest
+    if the model has none."""
     found = rules.sparse if kind == "sparse" else rules.multi
     if found is None:
         file = "sparse_linear" if kind == "sparse" else "colbert_linear"
@@ -126,7 +126,7 @@ def choose_product(rules: TextRules, kind: Kind, field: str) -> TokenProduct:
 def weigh_tokens(
     product: TokenProduct, states: Vector, token_ids: Sequence[int], ignored: Set[int]
 ) -> dict[int, float]:
-    """The greatest weight above 0 of each token that is not `ignored`, made of a text's states (tokens, hidden)."""
+    """Return the greatest weight above 0 of each token not in `ignored`, from a text's states (tokens, hidden)."""
     weights = (states @ product[0].T + product[1])[:, 0]
     found: dict[int, float] = {}
     for token_id, weight in zip(token_ids, weights.tolist(), strict=True):
@@ -136,14 +136,14 @@ def weigh_tokens(
 
 
 def spread_tokens(product: TokenProduct, states: Vector) -> Vector:
-    """A vector of length 1 for each token but the first, (tokens - 1, n)."""
+    """Return a vector of length 1 for each token but the first, (tokens - 1, n)."""
     made = states[1:] @ product[0].T + product[1]
     lengths = np.linalg.norm(made, axis=1, keepdims=True)
     scaled: Vector = (made / np.maximum(lengths, np.float32(1e-12))).astype(np.float32)
     return scaled
 
 
-_SAME_PROMPTS = (  # names that APIs and files have for one task
+_SAME_PROMPTS = (  # each row: the names of one task in APIs and files
     ("query", "search_query", "retrieval.query", "retrieval_query", "s2p_query", "web_search_query"),
     ("document", "passage", "search_document", "retrieval.passage", "retrieval_document", "corpus"),
     ("text-matching", "semantic_similarity", "sts", "STS"),
@@ -154,9 +154,8 @@ _SAME_PROMPTS = (  # names that APIs and files have for one task
 
 @dataclass(frozen=True, slots=True)
 class PromptChoice:
-    """What goes before texts: a prompt of the model by its `name` or by what its texts are (`input_type`), or `text`.
-
-    Without any of them it is what the model's files put before texts unasked.
+    """A request's choice of the prompt before texts: a prompt of the model, by its `name` or by the kind of texts
+    (`input_type`), or `text` itself; without any of them the default of the model's files.
     """
 
     name: str | None = None
@@ -165,15 +164,15 @@ class PromptChoice:
 
     @property
     def is_given(self) -> bool:
-        """True if the request says something."""
+        """True if the request chooses."""
         return (self.name, self.input_type, self.text) != (None, None, None)
 
 
 def choose_prompt(rules: TextRules, choice: PromptChoice) -> tuple[str | None, str]:
-    """The name and the text of the prompt; no name where it is the request's own, or none.
+    """Return the name and the text of the prompt; the name is None if the request brings the text, or there is none.
 
-    An `input_type` that the model has no prompt for adds nothing, as models differ in what they are trained with.
-    Raises InvalidRequest for a name that the model does not have, an input type that nobody has, and two choices.
+    An `input_type` for which the model has no prompt adds nothing: models differ in what they are trained with. Raises
+    InvalidRequest for a name that the model does not have, an input type that no model has, and two choices at once.
     """
     given = [key for key in ("name", "input_type", "text") if getattr(choice, key) is not None]
     if len(given) > 1:
@@ -203,7 +202,7 @@ def _find_prompt(rules: TextRules, input_type: str) -> str | None:
 YES, NO = "yes", "no"
 QUERY, DOCUMENT, INSTRUCTION = "{query}", "{document}", "{instruction}"
 DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-# As the model card of Qwen3-Reranker asks; GGUF files have it with the instruction filled in.
+# The prompt that the model card of Qwen3-Reranker gives; GGUF files have it with the instruction filled in.
 TEMPLATE = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: {instruction}\n'
@@ -213,7 +212,7 @@ TEMPLATE = (
 
 @dataclass(frozen=True)
 class Ranker:
-    """Ranks documents with one model. `template` is what its files have for that, None where they have none."""
+    """Ranks documents with one model. `template` is the one for ranking in its files, or None."""
 
     config: Model
     tokenizer: Tokenizer
@@ -228,7 +227,7 @@ class Ranker:
 
     @cached_property
     def _label_ids(self) -> tuple[int, ...]:
-        """The tokens of yes and no, of a model without a classifier. Raises InvalidRequest."""
+        """The tokens of yes and no, for a model without a classifier. Raises InvalidRequest."""
         if self.config.classifier:
             return ()
         ids = [self.tokenizer.token_id(word) for word in (YES, NO)]
@@ -239,7 +238,7 @@ class Ranker:
 
     @cached_property
     def _yes(self) -> int | None:
-        """The place of yes among the logits; None where there is but one number. Raises InvalidRequest."""
+        """The place of yes among the logits; None if there is only one logit. Raises InvalidRequest."""
         labels = [label.lower() for label in self.config.labels]
         count = self.config.classifier[-1].features if self.config.classifier else len(self._label_ids)
         if count == 1:
@@ -253,7 +252,7 @@ class Ranker:
         return labels.index(YES)
 
     def prepare(self, query: str, document: str, instruction: str | None = None) -> EngineRequest:
-        """The request for one pair; a document that is too long is cut. Raises InvalidRequest."""
+        """Return the engine's request for one pair; a document that is too long is cut. Raises InvalidRequest."""
         _ = self._yes
         if self.config.is_causal:
             token_ids = self._render(query, document, instruction or DEFAULT_INSTRUCTION)
@@ -265,13 +264,13 @@ class Ranker:
         return EngineRequest(token_ids, pooling="rank", second_start=second_start)
 
     def prepare_text(self, text: str) -> EngineRequest:
-        """The request for the labels of one text, which is cut where it is too long. Raises InvalidRequest."""
+        """Return the engine's request for the labels of a text, cut if it is too long. Raises InvalidRequest."""
         if not self.config.classifier:
             raise InvalidRequest("model", "tells no labels apart: its files have no classifier")
         return EngineRequest(self.tokenizer.cut(self.tokenizer.encode(text), self.context_tokens), pooling="rank")
 
     def read_shares(self, logits: Sequence[float], *, apart: bool = False) -> list[float]:
-        """How likely each label is, from 0 to 1: all together 1 unless there is but one, or each is asked `apart`."""
+        """Return the probability of each label; they add up to 1, unless there is only one, or each stands `apart`."""
         if apart or len(logits) == 1:
             return [_sigmoid(float(one)) for one in logits]
         peak = max(map(float, logits))
@@ -280,7 +279,7 @@ class Ranker:
         return [share / total for share in shares]
 
     def _render(self, query: str, document: str, instruction: str) -> list[int]:
-        """The template's text as tokens, with what the request says as plain characters; the document's end is cut."""
+        """Return the prompt's tokens; texts of the request are plain characters, and a long document loses its end."""
         before, _, after = (self.template or TEMPLATE).partition(DOCUMENT)
         head, _, middle = before.partition(QUERY)
         head, instructed, rest = head.partition(INSTRUCTION)
@@ -301,13 +300,13 @@ class Ranker:
         raise refuse_unprotected()
 
     def score(self, logits: Sequence[float]) -> float:
-        """The number from 0 to 1 of the logits that the model gave."""
+        """Return the score, from 0 to 1, that the model's logits stand for."""
         if self._yes is None:
             return _sigmoid(float(logits[0]))
         return self.read_shares(logits)[self._yes]
 
     def read_raw(self, logits: Sequence[float]) -> float:
-        """The logit that `score` makes the number of: the only one, or how far yes is above no."""
+        """Return the logit behind `score`: the only one, or the log-odds of yes."""
         score = self.score(logits)
         if self._yes is None:
             return float(logits[0])

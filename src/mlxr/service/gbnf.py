@@ -1,10 +1,10 @@
 """GBNF, llama.cpp's notation of grammars, translated to the Lark notation that the grammar library reads.
 
-A rule is `name ::= alternatives` and ends with its line, unless a parenthesis is open or an alternative is due. GBNF
-says which characters may follow each other, and leaves nothing to a lexer. The library's lexer takes the longest match
-and never goes back. So a part of the grammar becomes one terminal, which makes masks cheap, only where that changes
-nothing: where no character that may follow the part could also go on in it, or in another terminal. Where one could,
-the part is split, down to single characters if need be. Facts from llama.cpp's `grammars/README.md`.
+A rule is `name ::= alternatives` and ends with its line, unless a parenthesis is open or an alternative must follow.
+GBNF says which characters may follow each other and has no lexer. The library's lexer takes the longest match and never
+goes back. Large terminals make masks cheap, but a part of the grammar may become one terminal only if no character that
+may follow it could also continue it, or another terminal. Otherwise the part is split, down to single characters if
+need be. Facts from llama.cpp's `grammars/README.md`.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ _SURROGATES = (0xD800, 0xDFFF)
 
 
 class GbnfError(ValueError):
-    """Says what is wrong with a grammar, and in which line."""
+    """A grammar is wrong; says why, and in which line."""
 
 
 def parse(text: str) -> dict[str, Node]:
-    """The rules by their names; raises GbnfError, also for names that no rule has."""
+    """Return the rules by their names; raises GbnfError, also for a reference to a rule that does not exist."""
     return _Parser(text).read_rules()
 
 
@@ -238,7 +238,7 @@ class _Parser:
 
 
 def _merge(ranges: list[tuple[int, int]]) -> Ranges:
-    """Sorted, without overlaps, and without surrogates, which no text has."""
+    """Return the ranges sorted, without overlaps, and without surrogates, which no text has."""
     merged: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if merged and low <= merged[-1][1] + 1:
@@ -262,19 +262,19 @@ MAX_PAIRS = 50_000
 
 
 class TooLarge(Exception):
-    """More positions, or more work, than a grammar is worth."""
+    """A grammar has more positions, or needs more work, than the bounds allow."""
 
 
 @dataclass(slots=True)
 class Effort:
-    """How many pairs of positions were compared for one grammar."""
+    """The number of pairs of positions compared so far for one grammar."""
 
     pairs: int = 0
 
 
 @dataclass(slots=True)
 class Alphabet:
-    """Characters that no set of the grammar tells apart are one; `masks` has the sets of characters met so far."""
+    """Classes of characters that no set of the grammar tells apart; `masks` has the sets of characters met so far."""
 
     starts: list[int]
     masks: dict[Chars, int] = field(default_factory=dict)
@@ -290,7 +290,7 @@ class Alphabet:
 
 @dataclass(slots=True)
 class Automaton:
-    """`chars` and `follow` of each position; where a match begins and ends, and whether it may be empty."""
+    """An automaton: `chars` and `follow` of each position, where a match begins and ends, whether it may be empty."""
 
     chars: list[int] = field(default_factory=list)
     follow: list[int] = field(default_factory=list)
@@ -300,14 +300,14 @@ class Automaton:
     visits: int = 0
 
     def collect(self, positions: int) -> int:
-        """The characters of some positions together."""
+        """Return the characters of all these positions."""
         mask = 0
         for position in iterate(positions):
             mask |= self.chars[position]
         return mask
 
     def find_extensions(self) -> int:
-        """The characters that may come where a match could end as well."""
+        """Return the characters that may come where a match could also end."""
         positions = 0
         for position in iterate(self.last):
             positions |= self.follow[position]
@@ -315,16 +315,16 @@ class Automaton:
 
 
 def build(node: Node, rules: Rules, alphabet: Alphabet) -> Automaton:
-    """The automaton of a node in which no rule refers to itself; raises TooLarge."""
+    """Return the automaton of a node in which no rule refers to itself; raises TooLarge."""
     automaton = Automaton()
     automaton.is_nullable, automaton.first, automaton.last = _add(node, automaton, rules, alphabet)
     return automaton
 
 
 def runs_into(one: Automaton, other: Automaton, after: int, effort: Effort) -> bool:
-    """Whether `other` may go on, by one of the characters `after`, where a match of `one` has ended.
+    """Return True if one of the characters `after` may continue `other` where a match of `one` has ended.
 
-    Raises TooLarge when all comparisons together were too many.
+    Raises TooLarge after too many comparisons for one grammar.
     """
     if not after or not one.collect(one.first) & other.collect(other.first):
         return False
@@ -348,7 +348,7 @@ def runs_into(one: Automaton, other: Automaton, after: int, effort: Effort) -> b
 
 
 def iterate(bits: int) -> list[int]:
-    """The numbers of the bits that are set."""
+    """Return the numbers of the bits that are set."""
     found = []
     while bits:
         low = bits & -bits
@@ -358,7 +358,7 @@ def iterate(bits: int) -> list[int]:
 
 
 def _add(node: Node, automaton: Automaton, rules: Rules, alphabet: Alphabet) -> tuple[bool, int, int]:
-    """Add the positions of a node; whether it may be empty, its first and its last positions."""
+    """Add the positions of a node; returns whether it may be empty, and its first and last positions."""
     automaton.visits += 1
     if automaton.visits > MAX_VISITS:
         raise TooLarge
@@ -380,7 +380,7 @@ def _add(node: Node, automaton: Automaton, rules: Rules, alphabet: Alphabet) -> 
             return any(part[0] for part in parts), first, last
         case Repeat():
             is_empty, first, last = _add(node.part, automaton, rules, alphabet)
-            if node.high != 1:  # however often: what might be is enough here
+            if node.high != 1:  # the count does not matter here, only that it may repeat
                 for position in iterate(last):
                     automaton.follow[position] |= first
             return is_empty or node.low == 0, first, last
@@ -391,7 +391,7 @@ def _add(node: Node, automaton: Automaton, rules: Rules, alphabet: Alphabet) -> 
 
 
 def _chain(parts: list[tuple[bool, int, int]], automaton: Automaton) -> tuple[bool, int, int]:
-    """One part after the other."""
+    """Join parts that come one after the other."""
     is_nullable, first, last = True, 0, 0
     for part_nullable, part_first, part_last in parts:
         for position in iterate(last):
@@ -407,12 +407,12 @@ MAX_TERMINALS = 3000  # that are compared with each other
 
 
 def translate(text: str) -> str:
-    """The Lark grammar of the same texts; raises GbnfError, and RecursionError for what is nested too deeply."""
+    """Return the Lark grammar of the same texts; raises GbnfError, and RecursionError for deep nesting."""
     return _Translation(parse(text)).write()
 
 
 class _Translation:
-    """`_split` are the nodes that are no terminals; it grows until all others are safe."""
+    """A translation in progress: `_split` are the nodes that are no terminals; it grows until all others are safe."""
 
     def __init__(self, rules: dict[str, Node]) -> None:
         self._rules = {name: rules[name] for name in _reach(rules)}
@@ -431,9 +431,9 @@ class _Translation:
         self._split = {node for node in nodes if not self._is_regular(node)}
 
     def write(self) -> str:
-        """The grammar, once every terminal is safe."""
+        """Return the Lark grammar; splits nodes until every terminal is safe."""
         root = self._rules["root"]
-        if MAX_POSITIONS < self._count_written(root, {}) <= MAX_WRITTEN:  # many texts, which nothing follows
+        if MAX_POSITIONS < self._count_written(root, {}) <= MAX_WRITTEN:  # a long list of texts that nothing follows
             return f"start: T0{'?' * self._starts['root'][0]}\nT0: /{self._write_regex(root)}/ & /(?s:.+)/\n"
         effort = Effort()
         while True:
@@ -441,14 +441,14 @@ class _Translation:
             try:
                 unsafe = self._find_unsafe(terminals, effort)
             except TooLarge:
-                unsafe = set(terminals)  # single characters are always right
+                unsafe = set(terminals)  # single characters are always safe
             unsafe = {node for node in unsafe if not isinstance(node, Chars)}
             if not unsafe:
                 return text
             self._split |= unsafe
 
     def _find_regular(self) -> set[str]:
-        """The rules that do not come back to themselves, so that they could be written out."""
+        """Return the names of the rules that do not refer back to themselves, so that they could be written out."""
         needs = {
             name: [node for node in _walk(rule) if isinstance(node, Ref | Token)] for name, rule in self._rules.items()
         }
@@ -470,13 +470,13 @@ class _Translation:
         )
 
     def _count_written(self, node: Node, known: dict[str, float]) -> float:
-        """Characters of a node without repetitions and tokens when its rules are written out, infinite for others."""
+        """Count a node's characters when its rules are written out; infinite if it has repetitions or tokens."""
         match node:
             case Chars():
                 return 1
             case Ref():
                 if node.name not in known:
-                    known[node.name] = math.inf  # of a rule that comes back to itself
+                    known[node.name] = math.inf  # stays if the rule refers back to itself
                     known[node.name] = self._count_written(self._rules[node.name], known)
                 return known[node.name]
             case Sequence() | Choice():
@@ -485,7 +485,7 @@ class _Translation:
                 return math.inf
 
     def _start(self, node: Node) -> tuple[bool, int]:
-        """Whether a node may be empty, and its first characters, as far as the rules are known."""
+        """Return whether a node may be empty, and its first characters, by what is known of the rules so far."""
         match node:
             case Chars():
                 return False, self._alphabet.read(node)
@@ -512,7 +512,7 @@ class _Translation:
                 return True, first
 
     def _follow_all(self) -> None:
-        """Find what characters may come after each node."""
+        """Find the characters that may come after each node."""
         ends = dict.fromkeys(self._rules, 0)
         while True:
             before = dict(ends)
@@ -541,7 +541,7 @@ class _Translation:
                 pass
 
     def _find_unsafe(self, terminals: list[Node], effort: Effort) -> set[Node]:
-        """The terminals that the lexer could read too far, or instead of others."""
+        """Return the terminals that the lexer could match too far, or in place of others."""
         unsafe: set[Node] = set()
         if len(terminals) > MAX_TERMINALS:
             raise TooLarge
@@ -560,7 +560,7 @@ class _Translation:
         return unsafe
 
     def _write_rules(self) -> tuple[str, list[Node]]:
-        """The Lark text, and the nodes that are terminals in it."""
+        """Return the Lark text, and the nodes that are terminals in it."""
         names = {"root": "start"}
         terminals: dict[Node, str] = {}
         known: dict[str, str] = {}
@@ -631,7 +631,7 @@ def _write_bounds(node: Repeat) -> str:
 
 
 def _walk(node: Node) -> Iterator[Node]:
-    """The node and all below it; what references stand for is not below."""
+    """Yield the node and all below it, but not the rules that references name."""
     yield node
     if isinstance(node, Repeat):
         yield from _walk(node.part)
@@ -641,7 +641,7 @@ def _walk(node: Node) -> Iterator[Node]:
 
 
 def _reach(rules: dict[str, Node]) -> list[str]:
-    """The rules that the root needs."""
+    """Return the names of the rules that the root needs."""
     found = ["root"]
     for name in found:
         found += {node.name: None for node in _walk(rules[name]) if isinstance(node, Ref) and node.name not in found}

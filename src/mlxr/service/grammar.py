@@ -1,7 +1,7 @@
-"""From a grammar to the tokens that may come next: JSON schemas, regular expressions and Lark, by way of llguidance.
+"""Turns grammars (JSON schemas, regular expressions, Lark) into masks of the tokens that may come next, by llguidance.
 
-A `GrammarCompiler` belongs to one loaded model, whose vocabulary it hands to the library once. What it compiles are
-constraints for the engine; each answer has its own state. Knows no requests and no batch.
+A `GrammarCompiler` belongs to one loaded model, whose vocabulary it hands to the library once. It compiles constraints
+for the engine; each answer has its own state. Knows no requests and no batch.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ MAX_SOURCE_CHARACTERS = 4 << 20
 # A grammar takes some 40 bytes for each character of its source, and 1.5 kB for each of its symbols, of which there
 # can be one in four characters.
 _BYTES_PER_CHARACTER, _SYMBOL_BYTES_PER_CHARACTER, _SYMBOL_BYTES = 40, 400, 1500
-_BYTES_PER_SHARED_TOKEN = 8000  # which answers leave in a lexer that they share
-# Masks of large vocabularies take some 15,000 items with everyday grammars, in 2 ms. A mask takes up to a second where
-# it meets the bound, and 30 ms with 2,000 optional properties; the library's own bounds would allow half a minute.
+_BYTES_PER_SHARED_TOKEN = 8000  # that a shared lexer grows with each token of the answers
+# A mask of a large vocabulary takes some 15,000 items with everyday grammars, in 2 ms, and 30 ms with 2,000 optional
+# properties. At the bound it takes up to a second; the library's own bounds would allow half a minute.
 MAX_SYMBOLS, MAX_STEP_ITEMS = 20_000, 20_000
 _PROBED_TOKENS = 3
 # A lexer gains states with every new text and keeps them. States take 1 to 2 kB.
 MAX_LEXER_STATES = 50_000
-MAX_SHARED_TOKENS = 4096  # accepted by all that share a lexer; then the next answer starts with a lexer of its own
+MAX_SHARED_TOKENS = 4096  # accepted by all answers that share a lexer; then the next one gets its own
 
-# JSON as models write it: compact, with single spaces, or over several lines. More white space than that has no
-# meaning, and a model that has lost its thread goes on with it for ever.
+# JSON as models write it: compact, with single spaces, or over several lines. More white space has no meaning, and a
+# confused model writes it without end.
 _JSON_OPTIONS = {"whitespace_pattern": r" |\n[ \t]{0,40}", "coerce_one_of": True}
 
 
 _CHARACTERS_PER_TOKEN = 2
-_UNKNOWN_CHARACTERS = 64  # for the largest part of a grammar that is no schema
+_UNKNOWN_CHARACTERS = 64  # assumed for the largest part of a grammar that is no schema
 _MOST_MARKS = 24
-_LIMIT = re.compile(r"\btoo (many|large|complex|big|deep)\b|\blimit\b", re.IGNORECASE)  # of the library, in its words
+_LIMIT = re.compile(r"\btoo (many|large|complex|big|deep)\b|\blimit\b", re.IGNORECASE)  # the library's words
 _MARK = re.compile(r'"(?:[^"\\\n]|\\.)*"|<\[(\d+)\]>')
 
 
@@ -57,7 +57,7 @@ class GrammarError(Exception):
 
 
 class _Compiled:
-    """A grammar that is ready, in its first state, and how much its copies have seen together if they share a lexer."""
+    """A compiled grammar in its first state; `shared_tokens` counts the tokens of all copies if they share a lexer."""
 
     def __init__(
         self, library: Library, source: str, relaxed: tuple[str, ...], heaviest: int, marks: Sequence[tuple[int, ...]]
@@ -68,22 +68,22 @@ class _Compiled:
         self.shared_tokens = 0
 
     def open_matcher(self) -> Matcher:
-        """In the first state, with a lexer of its own."""
+        """Return a matcher in the first state, with a lexer of its own."""
         return self._library.open_matcher(self._source, Limits(MAX_LEXER_STATES, MAX_SYMBOLS, MAX_STEP_ITEMS))
 
     @property
     def nbytes(self) -> int:
-        """About how much memory it takes."""
+        """The bytes of memory that it takes, about."""
         characters = len(self._source)
         symbols_bytes = min(characters * _SYMBOL_BYTES_PER_CHARACTER, MAX_SYMBOLS * _SYMBOL_BYTES)
         shared_bytes = self.shared_tokens * _BYTES_PER_SHARED_TOKEN if self._library.shares_lexers else 0
         return characters * _BYTES_PER_CHARACTER + symbols_bytes + shared_bytes
 
     def find_fault(self, longest_first: npt.NDArray[np.intp], mask_words: int) -> str:
-        """Why no answer can follow the grammar, "" if one can.
+        """Return the reason why no answer can follow the grammar; "" if one can.
 
-        The first mask is the one that takes longest. Long tokens show what has too many meanings, such as repetitions
-        of repetitions; `longest_first` are all that have a text.
+        The first mask takes longest. Long tokens show grammars with too many meanings, such as repetitions of
+        repetitions; `longest_first` are all tokens that have a text.
         """
         probe, mask = self.first.fork(), np.zeros(mask_words, np.uint32)
         for _ in range(_PROBED_TOKENS + 1):
@@ -97,14 +97,14 @@ class _Compiled:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether the next answer should start with another one, because of what the lexer keeps."""
+        """True if the next answer should start with a new one, because the shared lexer keeps too much."""
         return self._library.shares_lexers and self.shared_tokens > MAX_SHARED_TOKENS
 
 
 class GrammarConstraint:
-    """The state of one grammar in one answer, as the engine wants it (`engine.request.TokenConstraint`).
+    """The state of one grammar in one answer, for the engine (implements `engine.request.TokenConstraint`).
 
-    A token that does not fit is reported when the next mask is asked for.
+    If a token does not fit, the next `fill_mask` raises.
     """
 
     def __init__(self, compiled: _Compiled, matcher: Matcher, accepted: list[int], closer: Closer) -> None:
@@ -113,16 +113,16 @@ class GrammarConstraint:
     needs_end = True
 
     def count_free(self) -> int:
-        """No token is free: the grammar is asked for each."""
+        """Return 0: no token is free, the grammar is asked for each."""
         return 0
 
     def fill_mask(self, mask: Mask) -> None:
         """Set the bits of the tokens that may come next, (ceil(vocab_size / 32),).
 
-        Raises GrammarError, and TooComplex where the library's limits are reached.
+        Raises GrammarError, and TooComplex if the library's limits are reached.
         """
         if not self._matcher.write_mask(mask):
-            # The lexer may be full of states, other answers' too, that are not needed any more: go on with a new one.
+            # The lexer may be full of states, also of other answers, that are no longer needed: go on with a new one.
             self._matcher = self._compiled.open_matcher()
             self._matcher.replay(self._accepted)
             if not self._matcher.write_mask(mask):
@@ -130,39 +130,39 @@ class GrammarConstraint:
                 raise (TooComplex if _LIMIT.search(reason) else GrammarError)(reason)
 
     def accept(self, token_id: int) -> None:
-        """The token that was chosen; the next mask gets ready from now on."""
+        """Go on after the chosen token; computing the next mask may begin now."""
         self._matcher.accept(token_id)
         self._accepted.append(token_id)
         self._closer.accept(token_id)
         self._compiled.shared_tokens += 1
 
     def count_allowed(self, token_ids: Sequence[int]) -> int:
-        """How many of these tokens the grammar allows, one after another."""
+        """Return the number of these tokens, from the first on, that the grammar allows one after another."""
         return self._matcher.count_allowed(token_ids)
 
     def look_ahead(self, tokens_left: int) -> int:
-        """How many of the newest tokens may have to be taken back, as `Closer` finds."""
+        """Return the number of newest tokens that may have to be taken back; see `Closer.look`."""
         return self._closer.look(self._matcher, tokens_left)
 
     def close(self) -> Sequence[int]:
-        """Return the tokens that end the answer in the place of those."""
+        """Return the tokens that end the answer in place of those that are taken back."""
         return self._closer.close()
 
     @property
     def relaxed(self) -> tuple[str, ...]:
-        """Keywords of the schema that no mask holds."""
+        """The keywords of the schema that no mask enforces."""
         return self._compiled.relaxed
 
     def fork(self) -> GrammarConstraint:
-        """One more of the same state."""
+        """Return a copy in the same state."""
         return GrammarConstraint(self._compiled, self._matcher.fork(), list(self._accepted), self._closer.fork())
 
 
 class GrammarCompiler:
     """Grammars for one model: `vocab_size` logits, answers that end with `eos_ids`. Safe to use from several threads.
 
-    The threads of `host`, the model's context, compute masks beside what the engine does; without it the engine's own.
-    Compiling takes from one to some hundred milliseconds, the first time also those for the vocabulary.
+    The threads of `host`, the model's context, compute masks beside the engine's work; without it the engine's thread
+    does. Compiling takes from one to some hundred milliseconds; the first time also reads the vocabulary.
     """
 
     def __init__(
@@ -177,12 +177,12 @@ class GrammarCompiler:
     def compile(
         self, grammar: Grammar | str, answer: Grammar | None = None, *, field: str = "grammar"
     ) -> GrammarConstraint:
-        """The constraint of an answer that must follow `grammar`, in its first state.
+        """Return the constraint of an answer that must follow `grammar`, in its first state.
 
         A plain string is Lark, as is the text of a `lark` grammar; both may name special tokens as `<|name|>` and any
         token by its id, `<[123]>`. In Lark `@answer` stands for the grammar `answer`. Raises InvalidRequest, which
-        names `field` and what is wrong, for grammars that are broken, too large or use what the library cannot enforce,
-        and for models without an end token.
+        names `field` and the fault, if a grammar is broken, too large or uses what the library cannot enforce, or if
+        the model has no end token.
         """
         if isinstance(grammar, str):
             grammar = Grammar("lark", grammar)
@@ -208,7 +208,7 @@ class GrammarCompiler:
         return sum(compiled.nbytes for compiled in self._compiled.values())
 
     def _open_library(self, field: str) -> Library:
-        """The library's idea of the vocabulary, made when it is first needed."""
+        """Return the library with the vocabulary; opens it the first time."""
         if self._library is None:
             tokenizer, eos_ids, vocab_size = self._vocabulary
             if not eos_ids:
@@ -222,10 +222,10 @@ class GrammarCompiler:
 
 
 def group_tokens(longest_bytes: int) -> list[str]:
-    """Tokens that the library allows in one go where a text in JSON may go on for so long: a pattern for each group.
+    """Return a pattern for each group of tokens that the library allows at once inside a text of JSON.
 
-    These are its own groups for texts, without those that no token is in, as each takes time in every mask; and without
-    that for white space of any length, which `_JSON_OPTIONS` never allows.
+    These are its own groups for texts, without those that have no token, as each takes time in every mask, and without
+    the group for white space of any length, which `_JSON_OPTIONS` never allows.
     """
     text = r'[^"\\\x00-\x1F\x7F]'
     groups = {0: text + "{1,10}", 10: text + "{1,30}", 30: text + "+"}
@@ -233,9 +233,9 @@ def group_tokens(longest_bytes: int) -> list[str]:
 
 
 def list_marks(grammar: Grammar) -> list[bytes | int]:
-    """Return the texts with signs, and the tokens, that a grammar in GBNF or Lark names: what texts in it may end with.
+    """Return the marks with which texts may end: the texts with signs, and tokens, that a GBNF or Lark grammar names.
 
-    The first ones only; those of schemas within it do not count.
+    Only the first ones, and none from schemas within it.
     """
     marks: dict[bytes | int, None] = {}
     text = re.sub(r"%json.*", "", grammar.text) if grammar.kind in ("gbnf", "lark") else ""
@@ -252,7 +252,9 @@ def list_marks(grammar: Grammar) -> list[bytes | int]:
 
 
 def _write_source(grammar: Grammar, answer: Grammar | None, field: str) -> tuple[str, tuple[str, ...], int]:
-    """The grammars as the library reads them, what they leave out of a schema, and how heavy its parts are."""
+    """Return the grammars in the library's form, the schema's keywords that they leave out, and the weight of its
+    heaviest part.
+    """
     part, relaxed, heaviest = _write_part(grammar, _JSON_OPTIONS, field)
     parts = [part]
     if answer is not None:

@@ -1,8 +1,8 @@
-"""llguidance behind one small face: matchers take tokens and write masks of what may come next.
+"""A small interface to llguidance: matchers take tokens and write masks of the tokens that may come next.
 
-Where its C functions fit and the native module has a thread to spare, that computes masks while the engine does other
-things (`grammar_functions`); else the library's Python classes compute them at once, which is faster in one thread:
-copies of a matcher share what its lexer has learnt. Both give the same masks. Knows no requests.
+If its C functions fit and the native module has a thread to spare, that thread computes masks beside the engine's work
+(`FunctionLibrary`). Otherwise the library's Python classes compute them at once (`ClassLibrary`), which is faster in
+one thread: copies of a matcher share what its lexer has learnt. Both give the same masks. Knows no requests.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from mlxr.core.errors import InvalidRequest, MlxrError
 from mlxr.engine.request import Mask
 from mlxr.tokenizers import Tokenizer
 
-SPECIAL_MARKER = b"\xff"  # the library writes it before the names of special tokens; it is no byte of UTF-8
+SPECIAL_MARKER = b"\xff"  # the library writes it before names of special tokens; UTF-8 never has this byte
 _MAX_FORCED = 4096
 _MAX_TOKEN_BYTES = 1000  # the library's trie is no deeper than 1024
 
 
 class GrammarVocabulary:
-    """The attributes and the call are those that `llguidance.TokenizerWrapper` asks for."""
+    """A vocabulary with the attributes and the call that `llguidance.TokenizerWrapper` needs."""
 
     def __init__(self, tokenizer: Tokenizer, eos_ids: Collection[int], vocab_size: int) -> None:
         self._tokenizer = tokenizer
@@ -44,9 +44,9 @@ class GrammarVocabulary:
         self._forced: dict[bytes, list[int]] = {}
 
     def __call__(self, text: bytes) -> list[int]:
-        """Tokens for a text that a grammar leaves no choice about: the tokenizer's own, if they are exactly this text.
+        """Return tokens for a text that a grammar forces: the tokenizer's own, if they are exactly this text.
 
-        Asked for in every step of the names in a schema, so that answers are kept.
+        Called in every step of the names in a schema, so results are kept.
         """
         token_ids = self._forced.get(text)
         if token_ids is None:
@@ -63,8 +63,8 @@ class GrammarVocabulary:
         return order[: np.count_nonzero(lengths)]
 
     def _find_tokens(self, text: bytes) -> list[int]:
-        """A tokenizer that writes a space before every text, or changes it, is asked for a further line, which begins
-        where the text does; failing that the longest tokens are taken.
+        """Return tokens of exactly this text. If the tokenizer puts a space before texts, or changes them, it encodes
+        the text as a second line; if that fails too, the longest tokens are taken.
         """
         for start in ("", "\n"):
             try:
@@ -77,7 +77,7 @@ class GrammarVocabulary:
         return self.take_longest(text)
 
     def _cut_tail(self, token_ids: list[int], text: bytes) -> list[int] | None:
-        """The last of `token_ids` that are `text` together, if there are such."""
+        """Return the last of `token_ids` that together spell `text`; None if there are none."""
         rest = text
         for place in range(len(token_ids) - 1, -1, -1):
             part = self.tokens[token_ids[place]]
@@ -89,7 +89,7 @@ class GrammarVocabulary:
         return None
 
     def take_longest(self, text: bytes) -> list[int]:
-        """Tokens from the left, always the longest; ends where no token fits."""
+        """Return tokens from the left, always the longest; stops where no token fits."""
         token_ids, start = [], 0
         while start < len(text):
             ends = range(min(len(text), start + self._longest), start, -1)
@@ -107,7 +107,7 @@ def _find_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
 
 
 _VERSION = b"llguidance@1.9."
-_KIND = b"llguidance"  # of a grammar: JSON with grammars in it
+_KIND = b"llguidance"  # the kind of a grammar that is JSON with grammars in it
 _REASON_BYTES = 1000
 # In the order of GrammarFunctions in csrc/grammar/grammar_matcher.h.
 _CALLED_NATIVELY = (
@@ -118,7 +118,7 @@ _CALLED_NATIVELY = (
     "llg_free_matcher",
     "llg_matcher_validate_tokens",
 )
-_MARK = 0xA5  # what memory that the library must not touch is filled with
+_MARK = 0xA5  # fills memory that the library must not touch
 _ADDRESS = 0x1234
 
 
@@ -166,7 +166,7 @@ class _TokenizerInit(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Says what one grammar may ask of the library: states of its lexer, symbols, items of the parser in one step."""
+    """Limits of one grammar: states of its lexer, symbols, items of the parser in one step."""
 
     lexer_states: int
     symbols: int
@@ -175,7 +175,7 @@ class Limits:
 
 @functools.cache
 def find_functions() -> ctypes.CDLL | None:
-    """The library's C functions; None if they are not there, or not those that are known here."""
+    """Return the library's C functions; None if they are missing, or not the known ones."""
     try:
         library = ctypes.CDLL(_lib.__file__)
         library.llg_get_version.restype = c_char_p
@@ -195,7 +195,7 @@ def find_functions() -> ctypes.CDLL | None:
 
 
 def fits_struct(library: ctypes.CDLL) -> bool:
-    """Whether the struct that has no size in it is laid out as it is here, judged by the defaults set in it."""
+    """Return True if the library's `_MatcherInit`, which states no size, has our layout, judged by its defaults."""
     wanted = _MatcherInit(_ADDRESS, 0, 1, False, False)
     wanted.limits = _Limits(2000, 1_000_000, 200_000, 50_000, 250_000, 500_000, True, True)
     size = ctypes.sizeof(_MatcherInit)
@@ -234,7 +234,7 @@ class FunctionLibrary:
         self._mask_words = -(-len(vocabulary.tokens) // 32)
         self._forced = module.ForcedTokens(vocabulary)
         self._tokenizer = self._open_tokenizer(vocabulary, sorted(eos_ids), groups)
-        # The process's end needs no freeing, and would come too early for matchers that are still there.
+        # Not freed at the end of the process: there is no need, and matchers may still use it.
         weakref.finalize(self, functions.llg_free_tokenizer, self._tokenizer).atexit = False
 
     def open_matcher(self, source: str, limits: Limits) -> Any:
@@ -250,7 +250,7 @@ class FunctionLibrary:
         return self._module.GrammarMatcher(self._runtime, self, self._addresses, matcher, self._mask_words)
 
     def _open_tokenizer(self, vocabulary: GrammarVocabulary, eos_ids: list[int], groups: list[str]) -> int:
-        """The library's copy of the vocabulary."""
+        """Make the library's copy of the vocabulary; returns its address."""
         special = set(vocabulary.special_token_ids)
         tokens = [SPECIAL_MARKER * (index in special) + part for index, part in enumerate(vocabulary.tokens)]
         init = _TokenizerInit(
@@ -274,54 +274,54 @@ class FunctionLibrary:
 
 
 class NativeHost(Protocol):
-    """What has the native module and its runtime, None where there is none (`mlxr.kernels.context.Context`)."""
+    """The owner of the native module and its runtime (None without one); `kernels.context.Context` implements it."""
 
     module: Any
     native: Any
 
 
 class Matcher(Protocol):
-    """The state of one grammar in one answer. After an error it stays as it is, and nothing is allowed any more."""
+    """The state of one grammar in one answer. After an error it no longer changes and allows no token."""
 
     def accept(self, token_id: int) -> None:
-        """Go on after a token and get the next mask ready, now or beside what the caller does."""
+        """Go on after a token and compute the next mask, now or beside the caller's work."""
         ...
 
     def replay(self, token_ids: Sequence[int]) -> None:
-        """Go on after tokens whose masks nobody wants."""
+        """Go on after tokens whose masks are not needed."""
         ...
 
     def write_mask(self, mask: Mask) -> bool:
-        """Write the bits of what may come next, (ceil(vocab_size / 32),); False after an error."""
+        """Write the bits of the tokens that may come next, (ceil(vocab_size / 32),); returns False after an error."""
         ...
 
     def count_allowed(self, token_ids: Sequence[int]) -> int:
-        """How many of the tokens could come next, one after another; 0 after an error. The state stays as it is."""
+        """Return the number of these tokens that may come next, one after another; 0 after an error. A pure query."""
         ...
 
     def read_error(self) -> str:
-        """What the library says, empty without an error."""
+        """Return the library's error message; empty without an error."""
         ...
 
     def fork(self) -> Matcher:
-        """One more of the same state."""
+        """Return a copy in the same state."""
         ...
 
 
 class Library(Protocol):
-    """One vocabulary. `shares_lexers`: whether copies of a matcher fill one lexer together, instead of one each."""
+    """The library for one vocabulary. `shares_lexers` is true if copies of a matcher fill one lexer together."""
 
     shares_lexers: bool
 
     def open_matcher(self, source: str, limits: Limits) -> Matcher:
-        """In the first state, with a lexer of its own; `read_error` says what is wrong with the grammar."""
+        """Return a matcher in the first state, with its own lexer; `read_error` says what is wrong with the grammar."""
         ...
 
 
 def open_library(
     vocabulary: GrammarVocabulary, eos_ids: Collection[int], groups: list[str], host: NativeHost | None
 ) -> Library:
-    """The library for one vocabulary; `groups` as `service.grammar.group_tokens` gives them."""
+    """Open the library for one vocabulary; `groups` come from `service.grammar.group_tokens`."""
     if host is not None and host.native is not None and host.native.threads > 1:
         functions = find_functions()
         if functions is not None:
@@ -351,8 +351,8 @@ class ClassLibrary:
 
 
 class ClassMatcher:
-    """A matcher by the library's Python class; see `Matcher`. Its masks are computed in `accept`: what they need is at
-    hand in the caches then.
+    """A matcher by the library's Python class; see `Matcher`. `accept` computes masks at once, while the processor's
+    caches hold what they need.
     """
 
     def __init__(self, inner: LLMatcher, mask_words: int) -> None:
@@ -385,11 +385,11 @@ class ClassMatcher:
         return 0 if self._inner.is_error() else self._inner.validate_tokens(list(token_ids))
 
     def read_error(self) -> str:
-        """The library's words for what went wrong; empty if nothing did."""
+        """Return the library's error message; empty without an error."""
         return self._inner.get_error()
 
     def fork(self) -> ClassMatcher:
-        """Return a copy that goes on by itself from the same state."""
+        """Return an independent copy in the same state."""
         return ClassMatcher(self._inner.deep_copy(), len(self._mask))
 
     def _compute_mask(self) -> None:

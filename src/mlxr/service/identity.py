@@ -1,12 +1,12 @@
-"""What would differ between two runs of one request, and the hooks by which a cluster reaches into a server.
+"""The ids, times and seeds that would differ between two runs of one request, and a cluster's hooks in a server.
 
-Someone who may have to make a request again, and go on with the second answer where the first broke off, gives both the
-same `Identity`. While one is in use, ids of replies, times, and seeds that nobody asked for are drawn from it, so that
-both answers are the same text. Without one, ids cannot be guessed and times are those of the clock.
+A caller that may have to repeat a request, and continue the second answer where the first broke off, gives both the
+same `Identity`. While one is in use, ids of replies, times, and seeds that the request leaves open are drawn from it,
+so both answers are the same text. Without one, ids cannot be guessed and times are those of the clock.
 
-A cluster has three hooks: `RequestHooks`, in the state of a request, ask only which pages its prompt fills, or say who
-may have some; `use_identity`, around a request; and `Session.engine`, whose `cache` lends pages and takes in those of
-others through its `peers`, and whose `read_report` says what there is to do. All else is in `mlxr.cluster`.
+A cluster has three hooks: `RequestHooks`, in the state of a request, ask only which pages its prompt fills, or name a
+source of pages; `use_identity` goes around a request; and `Session.engine`, whose `cache` lends pages and takes in
+those of others through its `peers`, and whose `read_report` tells its load. All else is in `mlxr.cluster`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SEED_BITS = 64
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """`seed` decides all ids and the seed of an answer that has none; `created_s` is when the request came.
+    """`seed` decides all ids, and the seed of an answer whose request gives none; `created_s` is the request's time.
 
     A seed that cannot be guessed gives ids that cannot be guessed either.
     """
@@ -37,12 +37,12 @@ class Identity:
 
     @classmethod
     def draw(cls) -> Identity:
-        """A new one, of now."""
+        """Return a new identity, with a random seed and the current time."""
         return cls(secrets.randbits(SEED_BITS), time.time())
 
     @classmethod
     def parse(cls, text: str) -> Identity:
-        """Reverses `str`; raises InvalidRequest."""
+        """Read what `str` wrote; raises InvalidRequest."""
         seed, _, created = text.partition("@")
         try:
             return cls(int(seed[:20]), float(created[:32]))
@@ -53,7 +53,7 @@ class Identity:
         return f"{self.seed}@{self.created_s!r}"
 
     def draw_hex(self, count: int, purpose: str) -> str:
-        """`count` bytes in hexadecimal digits: the next ones for `purpose`, whatever is drawn for other purposes."""
+        """Return `count` bytes in hexadecimal digits; each `purpose` has a sequence of its own."""
         stream = self._streams.setdefault(purpose, Random(f"{self.seed} {purpose}"))
         return stream.randbytes(count).hex()
 
@@ -62,12 +62,12 @@ _current: ContextVar[Identity | None] = ContextVar("identity", default=None)
 
 
 def current_identity() -> Identity | None:
-    """The identity in use, None outside of `use_identity`."""
+    """Return the identity in use, None outside of `use_identity`."""
     return _current.get()
 
 
 class use_identity:  # noqa: N801 - used as a function; a class, since this is entered with each token
-    """Within, this task's ids, times and seeds come from `identity`."""
+    """Inside this context, the task's ids, times and seeds come from `identity`."""
 
     __slots__ = ("_identity", "_token")
 
@@ -82,13 +82,13 @@ class use_identity:  # noqa: N801 - used as a function; a class, since this is e
 
 
 def draw_hex(count: int, purpose: str) -> str:
-    """`count` bytes in hexadecimal digits, for an id: from the identity in use, or else from the system."""
+    """Return `count` bytes in hexadecimal digits, for an id: from the identity in use, or else from the system."""
     identity = _current.get()
     return secrets.token_hex(count) if identity is None else identity.draw_hex(count, purpose)
 
 
 def read_clock() -> float:
-    """Seconds since 1970: when the request of the identity in use came, or else now."""
+    """Return seconds since 1970: the time of the identity in use, or else now."""
     identity = _current.get()
     return time.time() if identity is None else identity.created_s
 
@@ -97,25 +97,25 @@ STATE_KEY = "cluster_hooks"  # in the state of a request's scope
 
 
 class Brought(Protocol):
-    """Pages that wait to be taken."""
+    """Pages that were brought and wait to be taken."""
 
     def close(self) -> None:
-        """Drop those that nobody has taken. May be called more than once."""
+        """Drop the pages that were not taken. May be called more than once."""
 
 
 class PageSource(Protocol):
-    """Somebody who may have pages that are lacking here."""
+    """A source of cache pages that are missing here, such as another server of the cluster."""
 
     async def bring(self, names: Sequence[bytes]) -> Brought | None:
-        """Bring what there is of the pages `names`; None if nothing was done. Never fails because pages do not come."""
+        """Bring those of the pages `names` that there are; None if nothing was done. Missing pages are no error."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestHooks:
-    """What a cluster wants of one request."""
+    """A cluster's instructions for one request."""
 
-    is_plan: bool = False  # no answer but `Planned`
-    source: PageSource | None = None  # who may have pages of the prompt
+    is_plan: bool = False  # raise `Planned` instead of answering
+    source: PageSource | None = None  # may have pages of the prompt
 
 
 NO_HOOKS = RequestHooks()
@@ -137,7 +137,7 @@ class PageNames:
 
 
 class Planned(Exception):  # the answer to a request that only wants to know
-    """The request is not computed, as it asks only which pages its prompt fills."""
+    """The request is not computed, since it asks only which pages its prompt fills."""
 
     def __init__(self, names: PageNames) -> None:
         super().__init__("the request is only planned")

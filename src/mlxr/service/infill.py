@@ -13,13 +13,13 @@ from mlxr.core.errors import InvalidRequest
 from mlxr.service.requests import TextRequest
 from mlxr.tokenizers import Tokenizer
 
-PROJECT = "project\n"  # what the repository is called, where the vocabulary has a token for its name
-PREFIX_SHARE = 3 / 4  # of the room, where the texts around the gap do not fit as a whole
+PROJECT = "project\n"  # the repository's name, for vocabularies with a token for it
+PREFIX_SHARE = 3 / 4  # of the room, if the texts around the gap do not fit
 
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """How a family writes a gap; `others` are further tokens of the same kind, which end an answer as `file` does."""
+    """The tokens around a gap in one model family; those in `others` end an answer, as `file` does."""
 
     prefix: str
     suffix: str
@@ -62,13 +62,15 @@ class InfillTokens:
 
 
 def find_infill_tokens(tokenizer: Tokenizer) -> InfillTokens | None:
-    """The tokens of the first family that the vocabulary has all of, or else the three around the gap; None without."""
+    """Return the tokens of the first family that the vocabulary has in full, or else of the first with the three around
+    the gap; None if there is none.
+    """
     found = [tokens for tokens in (_find_family(tokenizer, family) for family in FAMILIES) if tokens is not None]
     return max(found, key=lambda tokens: tokens.file is not None, default=None)
 
 
 def require_infill_tokens(tokenizer: Tokenizer) -> InfillTokens:
-    """As `find_infill_tokens`; raises InvalidRequest naming `suffix` where the vocabulary has none."""
+    """Return `find_infill_tokens`; raises InvalidRequest naming `suffix` if the vocabulary has none."""
     tokens = find_infill_tokens(tokenizer)
     if tokens is None:
         raise InvalidRequest("suffix", "is not supported by this model: its vocabulary has no infill tokens")
@@ -83,10 +85,10 @@ def encode_infill(
     *,
     max_tokens: int | None = None,
 ) -> list[int]:
-    """Token ids of a prompt whose continuation leads from `prompt` to `suffix`; control tokens in it are plain text.
+    """Return the ids of a prompt whose continuation leads from `prompt` to `suffix`; control tokens are plain text.
 
-    Where that is more than `max_tokens`, the prompt loses its beginning and the suffix its end, and of `extra` those
-    go first that come first. Raises InvalidRequest naming `suffix` where the vocabulary has no infill tokens.
+    If it has more than `max_tokens`, `extra` loses its first files, the prompt its beginning and the suffix its end.
+    Raises InvalidRequest naming `suffix` if the vocabulary has no infill tokens.
     """
     tokens = require_infill_tokens(tokenizer)
     before = tokenizer.encode(prompt, add_special=False) if isinstance(prompt, str) else list(prompt)
@@ -101,7 +103,7 @@ def encode_infill(
 
 
 def make_infill(tokenizer: Tokenizer, request: TextRequest, suffix: str) -> TextRequest:
-    """The request with the gap between its prompt and `suffix` as its prompt; raises as `encode_infill` does."""
+    """Return the request with a prompt for the gap between its prompt and `suffix`; raises as `encode_infill` does."""
     ends = require_infill_tokens(tokenizer).ends
     params = replace(request.params, stop_token_ids=request.params.stop_token_ids | ends)
     return replace(request, prompt=encode_infill(tokenizer, request.prompt, suffix), params=params)
@@ -118,14 +120,14 @@ def _find_family(tokenizer: Tokenizer, family: Spelling) -> InfillTokens | None:
 
 
 def _cut(before: list[int], after: list[int], room: int) -> tuple[list[int], list[int]]:
-    """The end of what comes before and the start of what comes after, together at most `room` tokens."""
+    """Return the end of `before` and the start of `after`, together at most `room` tokens."""
     most_after = max(room - len(before), room - int(room * PREFIX_SHARE))
     after = after[:most_after]
     return before[max(len(before) - (room - len(after)), 0) :], after
 
 
 def _encode_files(tokenizer: Tokenizer, tokens: InfillTokens, extra: Sequence[Snippet], room: int | None) -> list[int]:
-    """The last of the files that fit into `room` tokens, and the opening of the file with the gap."""
+    """Return the last of the files that fit into `room` tokens, and the opening of the file with the gap."""
 
     def encode(text: str) -> list[int]:
         return tokenizer.encode(text, add_special=False)

@@ -1,4 +1,4 @@
-"""What the machine can do at most, as the probe measured it: measured when somebody asks, and kept for later.
+"""The machine's limits as the probe measures them: measured on request, and kept for later.
 
 The probe takes all threads for a second, so it never runs by itself beside answers. What it measured last is kept in a
 file for each processor, instruction set and number of threads, because the rates depend on these.
@@ -30,7 +30,7 @@ from mlxr.service.catalogue import find_models_folder
 logger = logging.getLogger(__name__)
 FILE_NAME = "limits.json"
 MAX_FILE_BYTES = 1 << 20
-PROBE_ROOM_BYTES = 1 << 30  # twice its buffer, so that others have some left
+PROBE_ROOM_BYTES = 1 << 30  # twice its buffer, so that some memory stays free
 MAX_KEPT = 64  # measurements in the file; the oldest goes first
 UNMEASURED = (
     "the limits of this machine have not been measured with this number of threads; `mlxr bench --probe` does, and so "
@@ -39,9 +39,9 @@ UNMEASURED = (
 
 
 def measure_limits(loaded: LoadedModel) -> MachineLimits:
-    """Memory reads and int8 products per second with the threads of a loaded model, some 1 s.
+    """Measure memory reads and int8 products per second with the threads of a loaded model; takes about 1 s.
 
-    Raises DeviceError for a model that does not run on the processor, and where memory is short.
+    Raises DeviceError if the model does not run on the processor, or memory is short.
     """
     if loaded.ctx.device != "cpu":
         raise DeviceError(explain_missing(loaded))
@@ -54,7 +54,7 @@ def measure_limits(loaded: LoadedModel) -> MachineLimits:
 
 
 def measure_machine(settings: Settings) -> MachineLimits:
-    """The same with the threads of the settings, and no model; kept for models that will run with as many."""
+    """Measure the same without a model, with the threads of the settings; kept for models that run with as many."""
     ctx = make_context("cpu", settings.threads)
     limits = ctx.start_probe().measure()
     measured = MachineLimits(limits.read_bytes_per_s, limits.int8_macs_per_s, time.time())
@@ -63,7 +63,7 @@ def measure_machine(settings: Settings) -> MachineLimits:
 
 
 def find_read_rate(settings: Settings) -> float | None:
-    """Bytes of memory that this processor was last measured to read in a second; None if it never was."""
+    """Return the bytes of memory per second that this processor last read in a measurement; None without one."""
     rates = [
         float(row["read_bytes_per_s"])
         for name, row in KeptLimits(settings).read().items()
@@ -73,14 +73,14 @@ def find_read_rate(settings: Settings) -> float | None:
 
 
 def find_room_bytes(device: str = "auto") -> int | None:
-    """Bytes of memory that models may take now; None where the system does not tell."""
+    """Return the bytes of memory that models may take now; None if the system does not tell."""
     return read_room_bytes(device)
 
 
 def judge_fits(sizes_bytes: Sequence[int], device: str = "auto") -> list[str]:
-    """Say of models with files of these sizes whether each alone fits the memory that is free now: yes, tight or no.
+    """Judge for each size of a model's files whether that model alone fits the free memory: yes, tight or no.
 
-    Where the system does not tell how much is free, the answer is unknown.
+    If the system does not tell how much is free, the answer is unknown.
     """
     room_bytes = find_room_bytes(device)
     if room_bytes is None:
@@ -89,25 +89,25 @@ def judge_fits(sizes_bytes: Sequence[int], device: str = "auto") -> list[str]:
 
 
 def judge_speed(fit: str, tokens_per_s: float | None) -> str:
-    """Return the word for a model that is judged so: "slow" where it fits and is hardly usable, with few tokens/s."""
+    """Return `fit`, or "slow" if the model fits but makes too few tokens per second to be useful."""
     return "slow" if fit == "yes" and tokens_per_s is not None and tokens_per_s < 1 else fit
 
 
 def explain_missing(loaded: LoadedModel) -> str:
-    """Why there are no limits for a model, and what helps."""
+    """Return the reason why there are no limits for a model, and what helps."""
     if loaded.ctx.device == "cpu":
         return UNMEASURED
     return f"the probe measures processors; this model runs on the device {loaded.ctx.device!r}"
 
 
 class KeptLimits:
-    """The file of measurements; made when there is something to write."""
+    """The file of measurements; it is made with the first one."""
 
     def __init__(self, settings: Settings) -> None:
         self.path = find_models_folder(settings) / FILE_NAME
 
     def find(self, loaded: LoadedModel) -> MachineLimits | None:
-        """The last measurement that holds for a loaded model; None if there is none, or none that can be read."""
+        """Return the last measurement that holds for a loaded model; None if there is none that can be read."""
         row = self.read().get(_name_machine(loaded.ctx.isa, loaded.ctx.threads))
         if not isinstance(row, dict) or row.keys() != {field.name for field in fields(MachineLimits)}:
             return None
@@ -116,7 +116,7 @@ class KeptLimits:
         return MachineLimits(**row)
 
     def keep(self, isa: str, threads: int, limits: MachineLimits) -> None:
-        """Write a measurement beside the others; a folder that cannot be written is only warned of."""
+        """Write a measurement beside the others; only warns if the folder cannot be written."""
         rows = self.read()
         rows.pop(_name_machine(isa, threads), None)
         kept = dict(list(rows.items())[-MAX_KEPT + 1 :]) | {_name_machine(isa, threads): asdict(limits)}
@@ -131,7 +131,7 @@ class KeptLimits:
             logger.warning("what the probe measured cannot be kept in %s: %s", self.path, error.strerror or error)
 
     def read(self) -> dict[str, object]:
-        """All measurements; none from a file that is not ours."""
+        """Return all measurements; none if the file is not ours."""
         try:
             with self.path.open("rb") as file:
                 rows = json.loads(file.read(MAX_FILE_BYTES))
@@ -141,7 +141,7 @@ class KeptLimits:
 
 
 def _name_machine(isa: str, threads: int) -> str:
-    """What the rates depend on."""
+    """Return the key of a measurement: the rates depend on processor, instruction set and number of threads."""
     return f"{_name_processor()} / {isa} / {threads} threads"
 
 

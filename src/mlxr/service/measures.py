@@ -1,4 +1,4 @@
-"""Measurements of a model on this machine: prefill and decode speed, where the time goes, perplexity of a text."""
+"""Measurements of a model on this machine: prefill and decode speed, a profile of the time, perplexity of a text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from mlxr.tokenizers import Tokenizer
 
 
 def read_peak_memory_bytes() -> int:
-    """The most resident memory this process ever had, mapped files included."""
+    """Return the most resident memory that this process ever had, mapped files included."""
     try:
         # VmHWM starts anew with the program; getrusage also counts what the parent held when it forked.
         match = re.search(r"^VmHWM:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
@@ -59,7 +59,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is measured: `batch` requests at once, each with a random prompt of its own. Raises InvalidRequest."""
+    """The work to measure: `batch` requests at once, each with its own random prompt. Raises InvalidRequest."""
 
     prompt_tokens: int
     generate_tokens: int
@@ -80,7 +80,7 @@ class Speed:
 
 
 def summarise(values: Sequence[float]) -> Spread:
-    """The median and the extremes of `values`, which must not be empty."""
+    """Return the median and the extremes of `values`, which must not be empty."""
     return Spread(statistics.median(values), min(values), max(values))
 
 
@@ -109,19 +109,19 @@ def measure_speed(
 
 
 def without_drafts(settings: Settings) -> Settings:
-    """The settings for steps that give one token of each answer: random tokens tell nothing of drafts."""
+    """Return the settings without drafts, so that a step gives one token; random tokens tell nothing of drafts."""
     return replace(settings, draft="off")
 
 
 def list_plain_tokens(loaded: LoadedModel) -> list[int]:
-    """Token ids that both model and tokenizer know and that are no control tokens."""
+    """Return the token ids that both model and tokenizer know and that are no control tokens."""
     tokenizer = loaded.tokenizer
     count = min(tokenizer.vocab_size, loaded.config.vocab_size)
     return [token_id for token_id in range(count) if not tokenizer.is_special(token_id)]
 
 
 def bound_lead(load: Load, sizes: StepSizes) -> int:
-    """The most tokens that the first request can be ahead of the last: no more than the steps of all prefills."""
+    """Return the most tokens that the first request can be ahead of the last: one for each step of all prefills."""
     if load.batch == 1:
         return 0
     free_tokens = max(sizes.max_batch_tokens - load.batch, 1)
@@ -139,7 +139,7 @@ class LoadRunner:
         self._draw = draw
 
     def run(self, load: Load, lead_tokens: int) -> tuple[float, float]:
-        """Seconds of prefill and seconds of decode."""
+        """Run the load; returns the seconds of prefill and of decode."""
         room_tokens = self._engine.context_tokens - load.prompt_tokens
         if load.generate_tokens >= room_tokens:
             raise InvalidRequest(
@@ -169,7 +169,7 @@ class LoadRunner:
             return prefill_s, time.perf_counter() - start_s
 
     def _step(self, load: Load, waiting: Collection[int]) -> list[int]:
-        """One step; the requests that grew. Those not in `waiting` must all be among them, for a fair measurement."""
+        """Run one step; returns the requests that grew, which must be all but those in `waiting`, to be fair."""
         with self._watch("step"):
             events = self._engine.step()
         failed = next((event.error for event in events if event.error), None)
@@ -189,7 +189,7 @@ _STRIDE_TOKENS = 97  # between the beginnings of two prompts
 
 @dataclass(frozen=True, slots=True)
 class DraftSpeed:
-    """Tokens per second of the whole batch after the prompts, one number per repetition, and what was guessed."""
+    """Tokens per second of the whole batch after the prompts, one number per repetition, and counts of drafts."""
 
     plain_tokens_per_s: tuple[float, ...]
     tokens_per_s: tuple[float, ...]
@@ -200,9 +200,9 @@ class DraftSpeed:
 def measure_drafts(
     loaded: LoadedModel, settings: Settings, load: Load, *, repeat: int, progress: Progress | None = None
 ) -> DraftSpeed:
-    """Answer `load` `repeat` times each way, after one time that does not count.
+    """Answer `load` `repeat` times with drafts and without, after one run that does not count.
 
-    Raises MlxrError should any token differ, and InvalidRequest for a load that has no room.
+    Raises MlxrError if any token differs, and InvalidRequest if the load has no room.
     """
     prompts = _cut_prompts(loaded, load)
     speeds: tuple[list[float], list[float]] = ([], [])
@@ -241,7 +241,7 @@ def _cut_prompts(loaded: LoadedModel, load: Load) -> list[list[int]]:
 
 
 def _answer(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> tuple[dict[int, list[int]], float]:
-    """The answers by the place of their prompts, and tokens per second from when all prompts are computed."""
+    """Return the answers by the place of their prompts, and the tokens per second once all prompts are computed."""
     if len(prompts[0]) + tokens > engine.context_tokens:
         raise InvalidRequest(
             "generate_tokens", f"prompt and answer have no room in the context of {engine.context_tokens} tokens"
@@ -270,7 +270,7 @@ STEPS_ROW, KERNELS_ROW = 1, 2  # rows of the trace
 class PhaseProfile:
     """`seconds` that `tokens` tokens took in `steps` (start and end of each, in ns), `plain_seconds` without profiling.
 
-    The time that no kernel takes is Python's, of the engine and of the operators, and what native code does in between.
+    Time outside of kernels is spent in Python, by the engine and the operators, and in native code between kernels.
     """
 
     name: str
@@ -284,8 +284,8 @@ class PhaseProfile:
 def profile_model(loaded: LoadedModel, settings: Settings, load: Load) -> list[PhaseProfile]:
     """Run `load` once as always, and once with every kernel timed: prefill, then decode.
 
-    The first run is the warm-up too. Raises InvalidRequest for a load that cannot run all at once, DeviceError for a
-    device without kernels.
+    The first run is also the warm-up. Raises InvalidRequest if the load cannot run all at once, DeviceError if the
+    device has no kernels.
     """
     lead_tokens = bound_lead(load, size_steps(settings, loaded.ctx.device))
     watcher = _Watcher(loaded.ctx.make_profiler())
@@ -354,7 +354,7 @@ def make_trace(phases: list[PhaseProfile]) -> dict[str, object]:
 
 
 MIN_WINDOW_TOKENS = 2
-MAX_MEAN_NATS = 700.0  # e to this is nearly the largest float; a guess of equal chances has ln(vocabulary), about 12
+MAX_MEAN_NATS = 700.0  # e to this is nearly the largest float; uniform guessing has ln(vocabulary), about 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,10 +395,9 @@ def score_text(
 ) -> TextScore:
     """Score `text` in windows of `context_tokens` tokens, each on its own.
 
-    A window starts with BOS where the vocabulary wants it; every token but a window's first is scored. The text's
-    end is scored too, in a shorter window. `note` is told every token that is scored. Raises InvalidRequest when there
-    is nothing to score or the window is too large for the engine, ModelError when the model's log-probabilities are no
-    numbers.
+    A window starts with BOS if the vocabulary wants it; every token but a window's first is scored. The end of the text
+    is scored too, in a shorter window. `note` gets every scored token. Raises InvalidRequest if there is nothing to
+    score or the window is too large for the engine, ModelError if the model's log-probabilities are no numbers.
     """
     if not MIN_WINDOW_TOKENS <= context_tokens <= engine.context_tokens:
         raise InvalidRequest(
@@ -430,7 +429,7 @@ def score_text(
 
 
 def split_windows(token_ids: list[int], context_tokens: int, bos: list[int]) -> Iterator[list[int]]:
-    """Windows of `bos` and the next tokens, `context_tokens` together; one with nothing to score is left out."""
+    """Yield windows of `bos` and the next tokens, `context_tokens` together, but none without a token to score."""
     step = context_tokens - len(bos)
     for start in range(0, len(token_ids), step):
         window = bos + token_ids[start : start + step]

@@ -1,7 +1,7 @@
-"""What a model takes in memory, or would take if it were loaded now, and why it does not fit if so.
+"""The memory that a model takes, or would take if it were loaded now, and the reason if it does not fit.
 
-Asks the same functions as a load does, so both give the same numbers and the same reasons. What prepared weights take
-is known only once they are; before that, the size of the files stands for it, as in the pool.
+Asks the same functions as a load does, so both give the same numbers and the same reasons. The size of prepared weights
+is known only after preparing them; until then the size of the files stands for it, as in the pool.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from mlxr.service.opening import find_draft_config
 class MemoryNeed:
     """Bytes of weights and cache, and `free_bytes` that models may take besides those that stay loaded.
 
-    `cache_bytes` are kept for the cache in any case; `cache_in_use_bytes` it takes now, and `cache_max_bytes` at most.
-    A model counts as loaded also where its files are, under another name.
-    `leaving` names the models that would be unloaded for it; `reason` says why it does not fit, None if it does.
+    The cache gets `cache_bytes` in any case and at most `cache_max_bytes`; it takes `cache_in_use_bytes` now. A model
+    counts as loaded also if its files are loaded under another name. `leaving` names the models that would be unloaded
+    for it; `reason` says why it does not fit, None if it does.
     """
 
     is_loaded: bool
@@ -38,7 +38,7 @@ class MemoryNeed:
 
 
 async def find_memory_need(pool: ModelPool, record: ModelRecord, settings: Settings) -> MemoryNeed:
-    """The need of a model; what it takes where it is loaded. Raises what reading its files raises."""
+    """Return the need of a model, or what it takes if it is loaded. Raises what reading its files raises."""
     loaded = await pool.find_session(record)
     refusal: str | None = None
     weight_bytes = await asyncio.to_thread(measure_weights, record, settings)
@@ -59,7 +59,7 @@ async def find_memory_need(pool: ModelPool, record: ModelRecord, settings: Setti
 
 
 async def find_conversation_need(record: ModelRecord, settings: Settings, tokens: int | None) -> tuple[int, int]:
-    """Tokens of a conversation, `tokens` or as many as the context takes, and the bytes of cache that it fills."""
+    """Return the tokens of a conversation (`tokens`; None: as many as the context takes) and its bytes of cache."""
 
     def measure() -> tuple[int, int]:
         source = open_source(record.path)
@@ -70,7 +70,7 @@ async def find_conversation_need(record: ModelRecord, settings: Settings, tokens
 
 
 def _plan_cache(record: ModelRecord, settings: Settings, weight_bytes: int, free_bytes: int) -> tuple[int, str | None]:
-    """Bytes of the cache, and why there can be none."""
+    """Return the bytes of the cache, and the reason if there can be none."""
     source = open_source(record.path)
     source.file.close()
     machine_bytes = read_room_bytes(settings.device)

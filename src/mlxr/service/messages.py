@@ -1,9 +1,9 @@
 """The messages of a conversation, checked and brought into the one form that chat templates read, and JSON in texts.
 
 Plain values in, plain values out: OpenAI's shape, with text content, arguments of tool calls as mappings and the names
-of tools beside their results. Knows no template. JSON that models and clients write may have literal newlines in its
-strings, and once mended commas before a closing bracket, single quotes and Python's words. What is written has no NaN,
-no number beyond those of float64 and no half of a surrogate pair, which JSON parsers refuse or read differently.
+of tools beside their results. Knows no template. JSON of models and clients may have literal newlines in its strings;
+commas before a closing bracket, single quotes and Python's words are mended. Written JSON has no NaN, no number beyond
+float64 and no half of a surrogate pair, which JSON parsers refuse or read differently.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _NUMBER = re.compile(r"[0-9.eE+-]*")
 
 
 def read_json(text: str, *, bounds_numbers: bool = False) -> object:
-    """The value of JSON text, in whose strings control characters may stand as they are.
+    """Return the value of JSON text, whose strings may have unescaped control characters.
 
-    Raises ValueError for anything else, also for NaN and, unless it `bounds_numbers`, for those beyond float64.
+    Raises ValueError for anything else, also for NaN and, unless it `bounds_numbers`, for numbers beyond float64.
     """
     read_number = _bound_float if bounds_numbers else _read_float
     try:
@@ -46,13 +46,13 @@ def read_json(text: str, *, bounds_numbers: bool = False) -> object:
 
 
 def write_json(value: object) -> str:
-    """JSON as models read and write it: characters as they are."""
+    """Return JSON as models read and write it, without escapes of non-ASCII characters."""
     return _SURROGATES.sub(_REPLACEMENT, json.dumps(value, ensure_ascii=False))
 
 
 def mend_json(text: str) -> str:
-    """Text that is nearly JSON as JSON: without commas before a closing bracket, with double quotes around strings and
-    names, with JSON's words for Python's, and with escapes that JSON knows. What is no mistake of these kinds stays.
+    """Mend text that is nearly JSON: drop commas before a closing bracket, put double quotes around strings and names,
+    replace Python's words by JSON's, and write escapes that JSON knows. Other mistakes stay.
     """
     return _TOKENS.sub(_mend_token, text)
 
@@ -65,11 +65,11 @@ class JsonMender:
 
     def __init__(self) -> None:
         self._is_in_string = False
-        self._number = ""  # the one that has begun, its digits given out already
-        self._held = ""  # not decided yet
+        self._number = ""  # the number being read; its digits are given out already
+        self._held = ""  # text that is not decided yet
 
     def push(self, text: str) -> str:
-        """More of the text, as far as it is certain."""
+        """Add a piece; returns the text that is now certain."""
         text, self._held = self._held + text, ""
         written, place = list[str](), 0
         while place < len(text):
@@ -96,7 +96,7 @@ class JsonMender:
         return text[place : sign.end()], sign.end()
 
     def _read_number(self, text: str, place: int) -> tuple[str, int | None]:
-        """More of a number: its digits at once, its exponent when it is whole."""
+        """Read more of a number: gives out digits at once, the exponent when it is complete."""
         run = _NUMBER.match(text, place)
         assert run is not None
         before, self._number = self._number, self._number + run[0]
@@ -110,7 +110,7 @@ class JsonMender:
         return part, run.end()
 
     def _read_string(self, text: str, place: int) -> tuple[str, int | None]:
-        """A string up to its end or the next escape, and that."""
+        """Read a string up to its end, or up to and with the next escape."""
         sign = _INSIDE.search(text, place)
         if sign is None:
             return text[place:], len(text)
@@ -141,7 +141,7 @@ def _mend_token(token: re.Match[str]) -> str:
 
 
 def _mend_sign(sign: re.Match[str]) -> str:
-    """One escape, or one character that has to be escaped."""
+    """Return one escape that JSON knows, for an escape or a character that must be escaped."""
     known, unknown, bare = sign[1], sign[2], sign[3]
     if known:
         return sign[0]
@@ -162,25 +162,25 @@ def _read_float(text: str) -> float:
 
 
 def _bound_float(text: str) -> float:
-    """The number, or the largest of its sign where it would be infinite."""
+    """Return the number, or the largest of its sign if it would be infinite."""
     value = float(text)
     return value if math.isfinite(value) else math.copysign(sys.float_info.max, value)
 
 
 def _split_number(number: str) -> tuple[str, str]:
-    """Digits, and the exponent with its letter."""
+    """Split a number into its digits, and its exponent with the letter."""
     digits = re.split("[eE]", number, maxsplit=1)[0]
     return digits, number[len(digits) :]
 
 
 def _bound_digits(digits: str) -> str:
-    """The digits that count, which do not end with a point."""
+    """Return the digits that count; they do not end with a point."""
     most = MAX_NUMBER_CHARACTERS
     return digits[: most - 1] if digits[most - 1 : most] == "." else digits[:most]
 
 
 def _bound_exponent(digits: str, exponent: str) -> str:
-    """The exponent, or the largest one with which the number is finite; what is no number stays."""
+    """Return the exponent, or the largest one for which the number is finite; text that is no number stays."""
     try:
         is_finite = not exponent or math.isfinite(float(digits + exponent))
     except ValueError:
@@ -189,14 +189,14 @@ def _bound_exponent(digits: str, exponent: str) -> str:
 
 
 def _read_unit(text: str, at: int) -> int | None:
-    """The UTF-16 unit that is escaped at a place, None where there is none or it is not whole yet."""
+    """Return the UTF-16 unit whose escape begins at `at`; None if there is none, or it is not complete yet."""
     code = text[at + 2 : at + 6]
     is_unit = text.startswith("\\u", at) and len(code) == 4
     return int(code, 16) if is_unit and all(sign in "0123456789abcdefABCDEF" for sign in code) else None
 
 
 def _may_be_unit(text: str) -> bool:
-    """Tell whether a text could become an escaped unit."""
+    """Return True if a text could become an escaped unit."""
     return len(text) < 6 and (text[:2] in ("", "\\", "\\u"))
 
 
@@ -211,7 +211,7 @@ MAX_ARGUMENTS_CHARACTERS, MAX_ARGUMENTS_PARTS = 1 << 20, 1 << 17  # of one call
 
 
 def check_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
-    """Messages as templates read them; raises InvalidRequest naming the part that is none.
+    """Return the messages in the form that templates read; raises InvalidRequest naming the part that is wrong.
 
     Content given as a list of text parts is joined; `arguments` given as JSON text are parsed.
     """
@@ -293,10 +293,10 @@ def _check_call(call: object, field: str) -> dict[str, object]:
 
 
 def list_repeated_calls(messages: Sequence[Mapping[str, object]]) -> list[tuple[str, Mapping[str, object]]]:
-    """Name and arguments of the calls that the model has made in both of the last two rounds, if results come last.
+    """Return name and arguments of the calls that the model made in both of the last two rounds, if results come last.
 
-    A round are the calls between two results; the user's messages end the count. The messages are ones that
-    `check_messages` takes.
+    A round is the calls between two results; rounds before the user's last message do not count. `messages` must be
+    such as `check_messages` takes.
     """
     rounds: list[list[dict[str, Any]]] = []
     last = "user"
@@ -315,15 +315,16 @@ def list_repeated_calls(messages: Sequence[Mapping[str, object]]) -> list[tuple[
 
 
 def parse_arguments(arguments: object, field: str) -> Mapping[str, object]:
-    """The arguments of a call as a mapping; raises InvalidRequest unless they are one, or text, of whole characters.
+    """Return the arguments of a call as a mapping; raises InvalidRequest unless they are one, or text, in valid
+    Unicode.
 
     Clients send calls back as they got them, from this server or another one, so any text will do. JSON that breaks
-    off, as that of an answer that ran out of tokens does, counts as far as it goes; small mistakes are mended. An empty
-    list is no arguments, as PHP writes them. Any other value that is no object, and text that is no JSON, become an
-    object with that as its `input`.
+    off, since an answer ran out of tokens, counts as far as it goes; small mistakes are mended. An empty list means no
+    arguments, as PHP writes them. Any other value that is no object, and text that is no JSON, becomes the `input` of
+    an object.
     """
     if isinstance(arguments, str):
-        # Nobody else has the interpreter while it is read.
+        # The interpreter does nothing else while it is read.
         if len(arguments) > MAX_ARGUMENTS_CHARACTERS or sum(map(arguments.count, "[{,")) > MAX_ARGUMENTS_PARTS:
             most = f"{MAX_ARGUMENTS_CHARACTERS} characters, with {MAX_ARGUMENTS_PARTS} commas and brackets"
             raise InvalidRequest(field, f"is longer than the arguments of a call may be: {most}")
@@ -338,7 +339,7 @@ def parse_arguments(arguments: object, field: str) -> Mapping[str, object]:
 
 
 def _read_arguments(text: str) -> object:
-    """Return the value of a text of arguments, the text itself where it is no JSON."""
+    """Return the value of a text of arguments, or the text itself if it is no JSON."""
     if not text.strip():
         return {}
     for candidate in (text, mend_json(text)):

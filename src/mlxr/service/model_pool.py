@@ -1,11 +1,11 @@
-"""The models that are loaded now: brought in when asked for, kept for a while, let go when room or time runs out.
+"""The pool of loaded models: loads them on demand, keeps them for a while, unloads them when room or time runs out.
 
-Knows names, sizes and times; what a model is and does is `Session`'s. Names of the same files share one load. Loading
-runs on a thread of its own, one model after the other, so that what each takes is known before the next one starts.
-Everything else belongs on one loop.
+Knows names, sizes and times; `Session` is the model itself. Names of the same files share one load. Loading runs on its
+own thread, one model after the other, so that the memory of each is known before the next one starts. Everything else
+belongs on one event loop.
 
-All models together may take `budget_bytes`. Each counts with its weights and what its cache needs at least; what is
-left is divided evenly among the caches, anew whenever a model comes or goes, and those that took more give memory back.
+All models together may take `budget_bytes`. Each counts with its weights and the least that its cache needs; the rest
+is divided evenly among the caches, anew whenever a model comes or goes, and caches that took more give memory back.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from mlxr.service.session import Session
 from mlxr.templates.workers import template_workers
 
 logger = logging.getLogger(__name__)
-MEMORY_PERCENT = 80  # of the memory that is free at the start, where the settings do not say what models may take
-LOAD_END_S = 1.0  # for which a load is waited for when the pool is stopped
-LOOK_THREADS = 4  # that ask the catalogue for names
+MEMORY_PERCENT = 80  # of the memory that is free at the start; the budget if the settings give none
+LOAD_END_S = 1.0  # a pool that stops waits this long for a load
+LOOK_THREADS = 4  # these ask the catalogue for names
 
 
 class Catalogue(Protocol):
-    """What the pool needs of the registry."""
+    """The part of the registry that the pool needs."""
 
     def find(self, name_or_path: str, /) -> ModelRecord:
-        """The model of that name or path; raises NotFound."""
+        """Return the model of that name or path; raises NotFound."""
         ...
 
     def find_default(self) -> str:
-        """The name of the model that answers where none is named."""
+        """Return the name of the model that answers if a request names none."""
         ...
 
     def touch(self, name: str, /) -> None:
@@ -75,7 +75,7 @@ def open_session(record: ModelRecord, settings: Settings, memory_bytes: int) -> 
 
 
 def share_session(session: Session, record: ModelRecord, settings: Settings) -> Session:
-    """The session of a record whose files another one has loaded. Raises as `open_session` does for the rest of it."""
+    """Return a session of a record whose files `session` has loaded; raises as `open_session` does."""
     adapter, template = find_own_adapter(record, settings), find_template(record, session.loaded, settings)
     return session.share(record.short_name, template, record.system, adapter)
 
@@ -85,9 +85,9 @@ Files = tuple[Hashable, ...]
 
 
 def identify_files(record: ModelRecord) -> Files:
-    """What is equal for records of the same files: device, number, size and time of change of each of them.
+    """Return a key that is equal for records of the same files: device, inode, size and modification time of each.
 
-    Where they cannot be looked at, the path and the record's digest.
+    If the files cannot be looked at, it is the path and the record's digest.
     """
     folder = record.path if record.path.is_dir() else record.path.parent
     try:
@@ -102,7 +102,7 @@ def identify_files(record: ModelRecord) -> Files:
 
 @dataclass(frozen=True, slots=True)
 class RunningModel:
-    """A model that is loaded; it goes at `expires_at` unless it is used until then, or never (None).
+    """A loaded model; it is unloaded at `expires_at` unless it is used before, never if that is None.
 
     The models named in `shared_with` have the same weights and cache, which count once.
     """
@@ -121,25 +121,25 @@ class RunningModel:
 
     @property
     def size_bytes(self) -> int:
-        """Memory that weights and cache take now."""
+        """The bytes of memory that weights and cache take now."""
         return self.session.size_bytes
 
 
 @dataclass(eq=False, slots=True)
 class _Load:
-    """Weights and engine of the same files, from the moment they are asked for until their memory is free again."""
+    """The weights and the engine of the same files, from the first request until their memory is free again."""
 
     record: ModelRecord  # of the first name
     files: Files
     entries: list[_Entry] = field(default_factory=list)
-    needed_bytes: int = 0  # before it is loaded: an estimate
+    needed_bytes: int = 0  # an estimate before the load
     session: Session | None = None
     opening: asyncio.Task[Session] | None = None
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def least_bytes(self) -> int:
-        """What it takes whatever the others want; nothing as long as it waits for its turn."""
+        """The least bytes that it takes, whatever other models want; 0 while it waits for its turn."""
         return self.needed_bytes if self.session is None else self.session.least_bytes
 
     @property
@@ -152,14 +152,14 @@ class _Load:
 
     @property
     def rank_to_leave(self) -> tuple[bool, float]:
-        """Order in which models make room, the lowest first: idle ones before those in use, then the longest unused."""
+        """The rank in making room, the lowest first: idle models before those in use, then the longest unused."""
         used_at_s = max((entry.used_at_s for entry in self.entries), default=0.0)
         return any(entry.leases > 0 for entry in self.entries), used_at_s
 
 
 @dataclass(eq=False, slots=True)
 class _Entry:
-    """A model by its name, from the moment it is asked for until it is gone."""
+    """A model under one name, from the first request until it is gone."""
 
     record: ModelRecord
     keep_alive_s: float
@@ -181,28 +181,28 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Memory that a model would find: `free_bytes` for it, once the models named in `leaving` are unloaded."""
+    """The memory for a model: `free_bytes`, once the models named in `leaving` are unloaded."""
 
     free_bytes: int
     leaving: tuple[str, ...]
 
 
 class ModelLease:
-    """The right to use a model; while there is one it stays loaded. An asynchronous context manager.
+    """The right to use a model, which stays loaded while one exists. An asynchronous context manager.
 
-    `load_s` is how long its load was waited for, 0 when it was loaded already.
+    `load_s` is the time spent waiting for its load, 0 if it was loaded already.
     """
 
     def __init__(self, pool: ModelPool, entry: _Entry, session: Session, load_s: float) -> None:
         self._pool, self._entry = pool, entry
         self.session, self.load_s = session, load_s
         self.record, self.name = entry.record, entry.record.name
-        self.adapter: Adapter | None = None  # what its requests have; None leaves that to the model
+        self.adapter: Adapter | None = None  # of its requests; None: the model's own
         self.adapter_name: str | None = None
         self._is_held = True
 
     def release(self) -> None:
-        """Give the right back; once is enough."""
+        """Give the right back; may be called more than once."""
         if self._is_held:
             self._is_held, self.adapter = False, None
             self._pool.release(self._entry)
@@ -215,7 +215,7 @@ class ModelLease:
 
 
 class ModelPool:
-    """Loaded models by name. `clock` gives seconds that only grow; `open_session` loads a model, on any thread."""
+    """Loaded models by name. `clock` returns seconds that only grow; `open_session` loads a model, on any thread."""
 
     def __init__(
         self,
@@ -247,10 +247,10 @@ class ModelPool:
         self._is_stopping = self.has_given_up = False
 
     async def acquire(self, name: str | None = None, *, keep_alive_s: float | None = None) -> ModelLease:
-        """The model of that name, or the default model, loaded first if need be.
+        """Return a lease of the model of that name, or of the default model; loads it if need be.
 
-        `keep_alive_s` is how long it stays after its last use from now on (0: not at all, negative: for ever); None
-        leaves that as it is. Raises NotFound, DoesNotFit, EngineStopped, and what loading raises.
+        From now on it stays for `keep_alive_s` after its last use (0: not at all, negative: for ever); None changes
+        nothing. Raises NotFound, DoesNotFit, EngineStopped, and what loading raises.
         """
         record, files = await self._find(name or await self._name_default())
         if record.problem is not None:
@@ -269,7 +269,7 @@ class ModelPool:
         return ModelLease(self, entry, session, self._clock() - start_s)
 
     def running(self) -> list[RunningModel]:
-        """The models that are loaded, the last used one first."""
+        """Return the loaded models, the last used one first."""
         return [
             RunningModel(
                 entry.name,
@@ -284,7 +284,7 @@ class ModelPool:
         ]
 
     def find_loaded(self, name: str) -> ModelRecord | None:
-        """The record of a loaded model of that name, which takes no look into the catalogue."""
+        """Return the record of a loaded model of that name, without a look into the catalogue; None if not loaded."""
         entry = self._find_entry(name)
         return None if entry is None else entry.record
 
@@ -295,12 +295,12 @@ class ModelPool:
         return None if found is None else self._entries[found]
 
     async def find_session(self, record: ModelRecord) -> Session | None:
-        """The session that has the files of a model in memory, under whatever name."""
+        """Return the session that has the files of a model in memory, under any name."""
         load = self._loads.get(await self._looks.run(identify_files, record))
         return None if load is None or load.is_leaving else load.session
 
     async def find_room(self, record: ModelRecord) -> Room:
-        """The memory for a model and its cache if it were loaded now; raises DoesNotFit."""
+        """Return the memory for a model and its cache if it were loaded now; raises DoesNotFit."""
         own = self._loads.get(await self._looks.run(identify_files, record))
         others = [other for other in self._list_others(own) if not other.is_leaving]
         needed_bytes = self._check_fit(record, others)
@@ -319,19 +319,19 @@ class ModelPool:
         self._defaults.forget()
 
     async def unload(self, name: str) -> None:
-        """Let a model go as soon as nobody uses it, and wait until it is gone; nothing happens if it is not loaded."""
+        """Unload a model as soon as no request uses it, and wait until it is gone; does nothing if it is not loaded."""
         entry = self._entries.get(name) or self._entries.get((await self._find(name))[0].name)
         if entry is not None:
             self._leave(entry)
             await entry.gone.wait()
 
     async def stop(self, drain_s: float = 0.0) -> None:
-        """Refuse new requests, let those under way end for at most `drain_s` seconds, free all models.
+        """Refuse new requests, give running ones at most `drain_s` seconds to end, and free all models.
 
-        A load that does not end within LOAD_END_S is given up, as it may hang; `has_given_up` tells of it.
+        A load that does not end within LOAD_END_S is given up, as it may hang; `has_given_up` is then true.
         """
         self._is_stopping = True
-        template_workers.cut_short()  # nobody waits any more for what they do
+        template_workers.cut_short()  # nobody waits for their results any more
         entries = list(self._entries.values())
         loading = {entry.loading for entry in entries if entry.session is None and entry.loading is not None}
         late = (await asyncio.wait(loading, timeout=LOAD_END_S))[1] if loading else set()
@@ -342,14 +342,14 @@ class ModelPool:
             threads.stop()
 
     def release(self, entry: _Entry) -> None:
-        """One use less; called by leases."""
+        """Count one use less; called by leases."""
         entry.leases -= 1
         entry.used_at_s = self._clock()
         if not entry.leases and entry.session is not None:
             self._rest(entry)
 
     async def _name_default(self) -> str:
-        """The model that answers where none is named; where the catalogue cannot be asked, the one that did before."""
+        """Return the name of the default model; the last known one if the catalogue cannot be asked."""
         if self._settings.default_model is not None:
             return self._settings.default_model
         try:
@@ -360,7 +360,7 @@ class ModelPool:
         return self._default_name
 
     async def _find(self, name: str) -> tuple[ModelRecord, Files]:
-        """The catalogue's record and its files; where it cannot be asked, those of a loaded model of that name."""
+        """Return the catalogue's record and its files; those of a loaded model if the catalogue cannot be asked."""
         try:
             return await self._found.find(name)
         except (Unavailable, Busy):
@@ -374,13 +374,13 @@ class ModelPool:
         return record, identify_files(record)
 
     async def _enter(self, record: ModelRecord, files: Files) -> _Entry:
-        """The entry of a model that is there to stay, with one more lease."""
+        """Return an entry of the model that is not leaving, with one more lease."""
         while True:
             if self._is_stopping:
                 raise EngineStopped
             entry = self._entries.get(record.name)
             if entry is not None and entry.record.digest != record.digest:
-                self._leave(entry)  # under this name there is another model now
+                self._leave(entry)  # the name now means another model
             elif entry is not None and entry.session is not None and entry.session.failure is not None:
                 self._leave_load(entry.load)  # it is loaded again
             load = self._loads.get(files)
@@ -395,7 +395,7 @@ class ModelPool:
             await entry.gone.wait()
 
     def _begin(self, record: ModelRecord, files: Files) -> _Entry:
-        """A new entry, which waits for its files to be loaded, or for those that are."""
+        """Make an entry, which waits for its files to be loaded, or shares them if they are."""
         load = self._loads.get(files)
         if load is None:
             load = self._loads[files] = _Load(record, files)
@@ -440,12 +440,12 @@ class ModelPool:
         note = asyncio.wrap_future(self._notes.submit(self._registry.touch, entry.name))
         note.add_done_callback(lambda note: note.cancelled() or note.exception())  # it matters less than the answer,
         await asyncio.wait({note}, timeout=GRACE_S)  # which does not wait for it long
-        if not entry.leases:  # whoever asked has gone away meanwhile
+        if not entry.leases:  # the request has gone away meanwhile
             self._rest(entry)
         return session
 
     async def _make_room(self, load: _Load) -> int:
-        """Let others go until the model fits; returns the bytes that its cache may take."""
+        """Unload others until the model fits; returns the bytes that its cache may take."""
         others = self._list_others(load)
         load.needed_bytes = self._check_fit(load.record, others)
         while True:
@@ -456,16 +456,16 @@ class ModelPool:
             leaving = [other for other in others if other.is_leaving]
             if not leaving:
                 self._check_fit(load.record, others)  # pinned ones may hold more by now
-                # One in use takes no more requests now and goes when those it has are answered.
+                # A model in use takes no more requests from now on and goes once its requests are answered.
                 oldest = min((other for other in others if not other.is_pinned), key=lambda one: one.rank_to_leave)
                 self._leave_load(oldest)
                 leaving = [oldest]
             await leaving[0].gone.wait()
 
     async def _divide(self, coming: _Load | None = None) -> None:
-        """Divide the memory that is not taken by weights evenly among the caches, none more than it can use.
+        """Divide the memory beside the weights evenly among the caches; none gets more than it can use.
 
-        A model that is `coming` gets its part, too.
+        The model that is `coming` gets its part, too.
         """
         sessions = [load.session for load in self._loads.values() if load.session is not None]
         weights = [session.weight_bytes for session in sessions]
@@ -483,11 +483,11 @@ class ModelPool:
                 raise result
 
     def _list_others(self, load: _Load | None) -> list[_Load]:
-        """Other models that are loaded or on their way out: only those have a size."""
+        """Return the other models that are loaded or leaving: only those have a size."""
         return [other for other in self._loads.values() if other is not load and other.least_bytes]
 
     def _list_twins(self, entry: _Entry) -> tuple[str, ...]:
-        """The other names that have what this one has loaded."""
+        """Return the other names that share this entry's files in memory."""
         return tuple(
             other.name
             for other in entry.load.entries
@@ -495,7 +495,7 @@ class ModelPool:
         )
 
     def _check_fit(self, record: ModelRecord, others: Sequence[_Load]) -> int:
-        """The least that a model takes, with the smallest cache; raises DoesNotFit where pinned ones leave less."""
+        """Return the least bytes of a model, with the smallest cache; raises DoesNotFit if pinned ones leave less."""
         needed_bytes = measure_weights(record, self._settings) + (self._settings.arena_bytes or MIN_ARENA_BYTES)
         pinned_bytes = sum(other.least_bytes for other in others if other.is_pinned)
         if needed_bytes > self.budget_bytes - pinned_bytes:
@@ -503,25 +503,25 @@ class ModelPool:
         return needed_bytes
 
     def _leave_load(self, load: _Load) -> None:
-        """From now on none of the names is for anybody new."""
+        """Take no new requests under any of its names."""
         for entry in list(load.entries):
             self._leave(entry)
 
     def _leave(self, entry: _Entry) -> None:
-        """From now on the entry is for nobody new; it goes with its last lease."""
+        """Take no new requests; the entry goes with its last lease."""
         entry.is_leaving = True
         if entry.session is not None and not entry.leases:
             self._rest(entry)
 
     def _rest(self, entry: _Entry) -> None:
-        """Nobody uses the model: it goes now or later."""
+        """Called when no request uses the model: it goes now or later."""
         entry.used_at_s = self._clock()
         keeps = entry.is_pinned or entry.keep_alive_s < 0
         entry.expires_at_s = math.inf if keeps else entry.used_at_s + entry.keep_alive_s
         self._end_if_due(entry)
 
     def _end_if_due(self, entry: _Entry) -> None:
-        """Called when a model rests, and again when its time may be over."""
+        """Unload an unused model if its time is over; called when it rests, and when its time may be over."""
         if entry.timer is not None:
             entry.timer.cancel()
             entry.timer = None
@@ -563,7 +563,7 @@ class ModelPool:
             return
         await load.session.stop(drain_s)
         load.session = load.opening = None
-        if not self._is_stopping:  # then a load that hangs may have the thread, and the process ends anyway
+        if not self._is_stopping:  # when stopping, a hung load may block the thread, and the process ends anyway
             with contextlib.suppress(EngineStopped):
                 await self._loader.run(return_free_memory)
         self._drop(load)
@@ -601,7 +601,7 @@ class ModelPool:
 
 
 def _start(work: Coroutine[Any, Any, Session]) -> asyncio.Task[Session]:
-    """A task that may have nobody to tell of its failure."""
+    """Start a task whose failure may go unseen."""
     task = asyncio.create_task(work)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task

@@ -1,4 +1,4 @@
-"""From settings to a loaded model, and from a loaded model to its engine."""
+"""Opens the model that settings and a name mean, and builds the engine of a loaded model."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ logger = logging.getLogger(__name__)
 
 
 def find_record(path_or_name: str | Path, settings: Settings) -> ModelRecord | None:
-    """What the registry has under a name, None for a path or a model that comes with mlxr.
+    """Return the registry's record of a name; None for a path or a model that comes with mlxr.
 
-    Raises NotFound, with what is near, when there is nothing at all.
+    Raises NotFound, with similar names, if there is no such model at all.
     """
     try:
         find_model(path_or_name)
@@ -58,21 +58,21 @@ def find_record(path_or_name: str | Path, settings: Settings) -> ModelRecord | N
 
 
 def note_use(record: ModelRecord, settings: Settings) -> None:
-    """Note that a model was used now, if the catalogue has it; one that cannot be written stays as it is."""
+    """Note that a model was used now, if the catalogue has it and can be written."""
     if record.files:
         with suppress(MlxrError):
             open_registry(settings).touch(record.name)
 
 
 def find_own_adapter(record: ModelRecord, settings: Settings) -> AdapterRecord | None:
-    """The adapter that a model was made with, None for most; raises RegistryError when it is gone or changed."""
+    """Return the adapter that a model was made with, None for most; raises RegistryError if it is gone or changed."""
     return None if record.adapter is None else open_registry(settings).find_adapter_of(record)
 
 
 def split_adapter(path_or_name: str | Path, settings: Settings) -> tuple[str | Path, str | None]:
-    """A model, and the adapter that `base:adapter` or an adapter's name alone means; a model of that name counts more.
+    """Split `base:adapter`, or an adapter's name alone, into model and adapter; a model of that whole name goes first.
 
-    Raises NotFound where it is neither.
+    Raises NotFound if it is neither.
     """
     try:
         find_record(path_or_name, settings)
@@ -87,7 +87,7 @@ def split_adapter(path_or_name: str | Path, settings: Settings) -> tuple[str | P
 
 
 def find_adapter_path(path_or_name: str | Path, settings: Settings) -> Path:
-    """The files of an adapter: those at the path, or what `mlxr adapters list` shows under that name."""
+    """Return the path of an adapter's files: the path itself, or that of a name in `mlxr adapters list`."""
     path = Path(os.path.expanduser(path_or_name))
     if path.exists():
         return path
@@ -105,9 +105,8 @@ def open_model(
     needs_chat_template: bool = False,
     needs_draft: bool = False,
 ) -> LoadedModel:
-    """`loading.load` with the device, threads and instruction set of the settings; names may be the registry's too.
-
-    With `needs_draft` it has the draft model that the settings name.
+    """Load a model (`loading.load`) with the device, threads and instruction set of the settings; takes the registry's
+    names, too. With `needs_draft` it gets the draft model that the settings name.
     """
     record = find_record(path_or_name, settings)
     if record is None:
@@ -127,7 +126,7 @@ def open_record(
     needs_chat_template: bool = False,
     needs_draft: bool = False,
 ) -> LoadedModel:
-    """The model of a record, under its name and with the chat template that it is used with."""
+    """Load the model of a record, under its name and with the chat template that it is used with."""
     loaded = open_files(record, settings, progress, needs_chat_template=needs_chat_template, needs_draft=needs_draft)
     with closing_on_failure(loaded):
         return replace(loaded, chat_template=find_template(record, loaded, settings))
@@ -141,7 +140,7 @@ def open_files(
     needs_chat_template: bool = False,
     needs_draft: bool = False,
 ) -> LoadedModel:
-    """`open_record` with the chat template of the files."""
+    """Load the model of a record, with the chat template of its files."""
     source = find_source(settings) or record.template
     loaded = _load(record.path, settings, progress, needs_chat_template and source is None, record.tower)
     loaded = replace(loaded, name=record.short_name)
@@ -149,8 +148,8 @@ def open_files(
 
 
 def find_template(record: ModelRecord | None, loaded: LoadedModel, settings: Settings) -> ChatTemplate | None:
-    """The chat template of a model whose files are loaded: that of the settings, of its record if it has one, or of the
-    files. Raises TemplateError, or SettingError.
+    """Return the chat template of a model whose files are loaded: that of the settings, else of its record, else of the
+    files. Raises TemplateError or SettingError.
     """
     source = find_source(settings) or (None if record is None else record.template)
     return make_template(source, loaded.chat_template, settings, loaded.tokenizer)
@@ -158,7 +157,7 @@ def find_template(record: ModelRecord | None, loaded: LoadedModel, settings: Set
 
 @contextmanager
 def closing_on_failure(*opened: LoadedModel | None) -> Iterator[None]:
-    """What fails within closes the models that are open."""
+    """Close the models `opened` if the code inside this context fails."""
     try:
         yield
     except BaseException:
@@ -169,10 +168,10 @@ def closing_on_failure(*opened: LoadedModel | None) -> Iterator[None]:
 
 
 def add_draft(loaded: LoadedModel, settings: Settings) -> LoadedModel:
-    """The model with the draft model that the settings name, or that belongs to it, on the same threads.
+    """Return the model with the draft model that the settings name, or that belongs to it, on the same threads.
 
-    On a GPU the draft model has a context of its own. Raises SettingError, with `loaded` closed, where the draft model
-    cannot be had or has other tokens.
+    On a GPU the draft model has its own context. Raises SettingError, with `loaded` closed, if the draft model cannot
+    be loaded or has other tokens.
     """
     with closing_on_failure(loaded):
         path = find_draft_path(loaded.path, settings)
@@ -200,7 +199,7 @@ def _load_draft(loaded: LoadedModel, path: Path, settings: Settings) -> LoadedMo
 
 
 def _add_head(loaded: LoadedModel, settings: Settings) -> LoadedModel:
-    """The model with the layer of its own file that drafts. One that does not fit is left where nobody asked for it."""
+    """Return the model with its own drafting layer; one that does not fit is left out if no setting asks for it."""
     if settings.draft not in ("auto", "mtp"):
         return loaded
     try:
@@ -214,9 +213,9 @@ def _add_head(loaded: LoadedModel, settings: Settings) -> LoadedModel:
 
 
 def find_draft_path(path: Path, settings: Settings) -> Path | None:
-    """Where the draft model is that the settings name for the model at `path`; None for none.
+    """Return the path of the draft model that the settings give to the model at `path`; None without one.
 
-    Raises SettingError where there is no such model.
+    Raises SettingError if there is no such model.
     """
     if settings.draft == "auto":
         name = find_draft(path)
@@ -277,7 +276,7 @@ def _load_on(
 
 
 def find_draft_config(path: Path, settings: Settings) -> ModelShape | None:
-    """Read the configuration of the model that drafts, or of the model's own layer that does; None without either.
+    """Read the configuration of the draft model, or of the model's own drafting layer; None without either.
 
     Raises as loading it does.
     """
@@ -296,29 +295,29 @@ def find_draft_config(path: Path, settings: Settings) -> ModelShape | None:
 def build_engine(
     loaded: LoadedModel, settings: Settings, model: Model | None = None, *, memory_bytes: int | None = None
 ) -> Engine:
-    """An engine for a loaded model; `model` stands in for it where calls are to be watched.
+    """Build an engine for a loaded model; `model` takes its place if calls are to be watched.
 
-    Without a draft model loaded, the settings of one mean auto: what is computed is the same.
-    Where the settings do not say what the arena takes, at most `memory_bytes` of the free memory count as such.
+    If no draft model is loaded, a draft model in the settings counts as auto: the results are the same. If the settings
+    give no size of the arena, at most `memory_bytes` of memory count as free.
     """
     draft: DraftSource | HeadSource | None = None
     if loaded.draft is not None:
         draft = DraftSource(loaded.draft.model, loaded.draft.fingerprint, loaded.draft.ctx)
     elif loaded.head is not None:
         draft = HeadSource(loaded.head, loaded.fingerprint + b"head")
-    # who looks between the first layers does not see what pictures add there
+    # a head that reads states between the first layers does not see what pictures add there
     taps = draft.head.taps if isinstance(draft, HeadSource) else None
     has_taps = bool(loaded.config.picture_layers) and taps is not None
     names_draft = settings.draft not in DRAFT_WORDS
     settings = replace(settings, draft="auto") if names_draft and draft is None else settings
     model, fingerprint = model or loaded.model, loaded.fingerprint
     if isinstance(loaded.group, RankGroup):
-        model, fingerprint = loaded.group.lead(model), b""  # pages lie in shares, which nobody else has a use for
+        model, fingerprint = loaded.group.lead(model), b""  # each rank has shares of pages, useless to others
         known = [one for one in (memory_bytes, loaded.group.free_bytes) if one is not None]
         memory_bytes = min(known, default=None)
     sees = loaded.tower is not None and not has_taps
     together = 0
-    if loaded.tower is not None and sees:  # it is loaded with the first picture, and has its room from the start
+    if loaded.tower is not None and sees:  # it is loaded with the first picture, but its memory is reserved now
         free_bytes = bound_free_bytes(loaded.ctx, memory_bytes)
         together = 0 if loaded.ctx.gpu is None else _choose_together(loaded.tower, loaded.ctx.device, free_bytes)
         tokens = max(settings.image_tokens, together)
@@ -339,7 +338,7 @@ def build_engine(
 
 
 def _choose_together(tower: TowerFile, device: str, free_bytes: int | None) -> int:
-    """Return the tokens of pictures that a GPU encodes at once: many where they are soon done, and have room."""
+    """Return the tokens of pictures that a GPU encodes at once: many if that is quick and memory suffices."""
     most, fewest = TOGETHER_TOKENS
     if device != "cuda" or free_bytes is None:
         return fewest
@@ -357,7 +356,7 @@ def warm_up(
 ) -> None:
     """Let a GPU compile what the first requests need, if the settings want that; see `engine.warm_up`.
 
-    Metal compiles in every process, and a prompt takes long on a small one, so there it is one answer's unless asked.
+    Metal compiles in every process, and small GPUs take long for a prompt, so there it is for one answer by default.
     """
     if settings.warm_up == "off" or (settings.warm_up == "auto" and device not in ("cuda", "metal")):
         return
@@ -375,34 +374,33 @@ def report_warm_up(done: int, total: int) -> None:
 
 
 def find_device(settings: Settings) -> str:
-    """The device that models run on: that of the settings, or what this machine has."""
+    """Return the device that models run on: that of the settings, or the machine's own."""
     return choose_device(settings.device)
 
 
 def find_store_folder(settings: Settings) -> Path:
-    """Where cache pages are kept on disk: the folder of the settings, or one in the user's cache folder."""
+    """Return the folder of cache pages on disk: that of the settings, or one in the user's cache folder."""
     if settings.store_folder is not None:
         return Path(settings.store_folder).expanduser()
     return platformdirs.user_cache_path("mlxr", appauthor=False) / "pages"
 
 
 def measure_weights(record: ModelRecord, settings: Settings) -> int:
-    """Bytes that the weights of a model will take: those of its files, but for experts that stay there.
-
-    Those of the model that drafts for it are added.
+    """Return the bytes that a model's weights will take: those of its files, without experts that stay on disk, and
+    those of its draft model.
     """
     size_bytes = record.size_bytes // settings.gpus + _measure_draft(record, settings)
     if settings.expert_bytes is None:
         return size_bytes
     try:
         expert_bytes = read_footprint(record.path).expert_bytes
-    except MlxrError:  # whoever loads it hears why
+    except MlxrError:  # loading it will tell why
         return size_bytes
     return size_bytes - max(0, expert_bytes - settings.expert_bytes)
 
 
 def _measure_draft(record: ModelRecord, settings: Settings) -> int:
-    """Bytes of the files of the model that drafts."""
+    """Return the bytes of the draft model's files."""
     try:
         path = find_draft_path(record.path, settings)
     except MlxrError:  # as above

@@ -1,6 +1,6 @@
-"""From a request to what the engine needs and what turns its tokens back into events; the one path of all front doors.
+"""Prepares requests: makes the engine's request, and the answers that turn its tokens into events. All callers use it.
 
-Knows the tokenizer, the conversation's format and grammars, not the engine. Programs that wait and those with an event
+Knows the tokenizer, the conversation's format and grammars, not the engine. Blocking programs and those with an event
 loop both begin here, so a conversation is the same for all of them.
 """
 
@@ -45,7 +45,7 @@ Sequences = frozenset[tuple[int, ...]]
 
 
 class BreakerFinder:
-    """Finds the sequences for the first `vocab_size` tokens of a tokenizer."""
+    """Finds the token sequences that hold a breaker's text, among the first `vocab_size` tokens of a tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
@@ -57,7 +57,7 @@ class BreakerFinder:
         self._find = lru_cache(_KEPT_TEXTS)(self._find_one)
 
     def find(self, texts: Iterable[str]) -> Sequences:
-        """The sequences of all `texts`, of which longer ones count as their first 40 bytes."""
+        """Return the sequences of all `texts`; of longer texts the first 40 bytes count."""
         return frozenset().union(*(self._find(text) for text in texts))
 
     def _find_one(self, text: str) -> Sequences:
@@ -73,26 +73,26 @@ class BreakerFinder:
         return frozenset(found)
 
 
-MAX_BROUGHT_TEMPLATES = 8  # that requests brought and that are kept as they were read
+MAX_BROUGHT_TEMPLATES = 8  # parsed templates of requests that are kept
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """One request, ready for the engine, and what turns its events into those of answers."""
+    """One request, ready for the engine, and the answers that turn the engine's events into their own."""
 
     request: EngineRequest
     answers: list[Answer]  # fed with the engine's events, each by its index
-    relaxed: tuple[str, ...] = ()  # keywords of schemas in it that are not held while the answers grow
-    thought_end: ThoughtEnd | None = None  # ends the thoughts of its answers; None where there can be none
+    relaxed: tuple[str, ...] = ()  # keywords of its schemas that are not enforced
+    thought_end: ThoughtEnd | None = None  # ends the thoughts of its answers; None if there can be none
 
 
 class Preparation:
-    """How requests to one model are prepared. Safe to use from several threads.
+    """Prepares requests to one model. Safe to use from several threads.
 
     A prompt that cannot fit in `context_tokens` is refused before it is tokenised. `system` is the system message of
-    conversations that have none; `host` the context of the model, see
-    `GrammarCompiler`; `adapters` are those that requests may name, `adapter` the name of that which all others have.
-    `thinking` are the settings for thoughts of requests that do not say. `sight` shows the model pictures.
+    conversations that have none; `host` the context of the model, see `GrammarCompiler`. Requests may name one of
+    `adapters`; those that do not get the one named `adapter`. `thinking` has the defaults for thoughts. `sight` shows
+    the model pictures.
     """
 
     def __init__(
@@ -130,19 +130,19 @@ class Preparation:
         self._thoughts: tuple[tuple[Tags, str], ThoughtTokens] | None = None
 
     def fit_think(self, think: bool | str | None) -> bool | str | None:
-        """What comes nearest to `think` with this model; see `Chat.fit_think`."""
+        """Return the setting nearest to `think` that this model has; see `Chat.fit_think`."""
         return think if self._chat is None else self._chat.fit_think(think)
 
     def warm_up(self) -> None:
-        """Do now what would else take time with the first conversation."""
+        """Do work now that would delay the first conversation."""
         if self._chat is not None:
             self._chat.warm_up()
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """What the model can do, of "completion", "tools", "thinking", "vision", "audio" and "embedding".
+        """The model's capabilities, of "completion", "tools", "thinking", "vision", "audio" and "embedding".
 
-        Tools can be called by every model that can chat, in words of ours where its template has none.
+        Every model that can chat can call tools; if its template has no words for them, it gets ours.
         """
         found = {"completion", "embedding"}
         if self._chat is not None:
@@ -153,40 +153,41 @@ class Preparation:
 
     @property
     def can_chat(self) -> bool:
-        """Whether there is a chat template."""
+        """True if there is a chat template."""
         return self._chat is not None
 
     @property
     def chat_template(self) -> str | None:
-        """The source of the chat template, None where there is none."""
+        """The source of the chat template, None without one."""
         return None if self._template is None else self._template.source
 
     def encode_prompt(self, prompt: Prompt, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        """Token ids of plain text or of ready ids; raises InvalidRequest."""
+        """Return the token ids of plain text, or check ready ids; raises InvalidRequest."""
         return encode_prompt(
             self.tokenizer, self._vocab_size, prompt, add_special=add_special, parse_special=parse_special
         )
 
     def bound_characters(self, text: str, *, truncates: bool) -> str:
-        """The text, cut with `truncates` to what the context can hold at most; else ContextFull for a longer one."""
+        """Return the text, cut to the context's bound if it `truncates`; otherwise raises ContextFull beyond that."""
         if truncates:
             return self._size_bound.cut(text)
         self._size_bound.check("prompt", text)
         return text
 
     def encode_chat(self, request: ChatRequest) -> list[int]:
-        """Token ids of a conversation; TemplateError without a chat template, InvalidRequest for bad messages."""
+        """Return the token ids of a conversation; raises TemplateError without a chat template, InvalidRequest for bad
+        messages.
+        """
         chat, request = self._find_chat(request)
         return chat.encode(request).token_ids
 
     def render_chat(self, request: ChatRequest) -> str:
-        """The text of a conversation's prompt, special tokens spelt out; raises as `encode_chat` does."""
+        """Return the text of a conversation's prompt, special tokens spelt out; raises as `encode_chat` does."""
         chat, request = self._find_chat(request)
         return chat.render(request)
 
     def encode_request(self, request: TextRequest | ChatRequest) -> tuple[list[int], Pictures | None]:
-        """The token ids and pictures that `prepare` would give to the engine, without anything else; raises as it
-        does."""
+        """Return only the token ids and pictures that `prepare` would give to the engine; raises as it does."""
         self._check_size(request)
         if not isinstance(request, ChatRequest):
             token_ids, pictures = self._encode_text(request)
@@ -203,14 +204,14 @@ class Preparation:
         return self._sight.place(self.encode_prompt(spelt), pictures)
 
     def _check_size(self, request: TextRequest | ChatRequest) -> None:
-        if request.window is None:  # with one, what is too long is cut
+        if request.window is None:  # with one, a prompt that is too long is cut
             if isinstance(request, ChatRequest):
                 self._size_bound.check("messages", request.messages)
             else:
                 self._size_bound.check("prompt", request.prompt)
 
     def prepare(self, request: TextRequest | ChatRequest, client: str | None = None) -> Prepared:
-        """Everything about a request but the engine's own refusals; `client` is who asks."""
+        """Prepare a request; raises all errors but the engine's own. `client` names the client."""
         self._check_size(request)
         if isinstance(request, ChatRequest):
             prepared = self._prepare_chat(request)
@@ -247,20 +248,20 @@ class Preparation:
         deadline_s: float | None = None,
         adapter: AdapterChoice | Adapter | None = None,
     ) -> EngineRequest:
-        """A text to embed; raises InvalidRequest."""
+        """Return the engine's request for a text to embed; raises InvalidRequest."""
         token_ids = self.encode_prompt(prompt)
         unpooled = prompt.unpooled if isinstance(prompt, TextTokens) else 0
         return EngineRequest(
             token_ids,
             pooling=pooling,
-            unpooled=min(unpooled, len(token_ids) - 1),  # something is left to make a vector of
+            unpooled=min(unpooled, len(token_ids) - 1),  # at least one token makes the vector
             client=client,
             deadline_s=deadline_s,
             adapter=self.find_adapter(adapter),
         )
 
     def find_adapter(self, wanted: AdapterChoice | Adapter | None) -> Adapter | None:
-        """The adapter of that name; None is that of requests that name none. Raises InvalidRequest for unknown ones."""
+        """Return the adapter of that name, or of None the default one. Raises InvalidRequest for an unknown name."""
         chosen = self._adapter if wanted is None else wanted
         if chosen is None or isinstance(chosen, Adapter):
             return chosen
@@ -275,7 +276,7 @@ class Preparation:
         format: AnswerFormat = PLAIN,  # noqa: A002
         echo: str | None = None,
     ) -> Prepared:
-        """A prompt that is token ids already; `echo` is what its answers begin with."""
+        """Prepare a prompt that is token ids already; its answers begin with `echo`."""
         stop_tokens = self._find_stop_tokens(params)
         answers = [
             Answer(
@@ -313,7 +314,9 @@ class Preparation:
     def _bound_chat(
         self, chat: Chat, inner: TokenConstraint | None, request: ChatRequest, turn: Turn
     ) -> tuple[TokenConstraint | None, ThoughtEnd | None]:
-        """What `inner` allows within the budget of the thought, and what ends that thought; alone if none can come."""
+        """Return a constraint that also bounds the thought, and the object that ends the thought; `inner` and None if
+        no thought can come.
+        """
         budget_tokens = chat.find_budget(request)
         is_silent = request.think is False and (inner is not None or budget_tokens is None)
         if chat.tags is None or turn.has_thought or is_silent:
@@ -323,7 +326,7 @@ class Preparation:
         return ThoughtBudget(tokens, budget_tokens, end, inner, is_thinking=turn.is_thinking), end
 
     def bound_text(self, prepared: Prepared) -> Prepared:
-        """A text to continue, with the budget of its thought, which the prompt has begun or the answer opens."""
+        """Add the budget of the thought that a text to continue has begun, or that its answer opens."""
         tags = None if self._chat is None else self._chat.tags
         given = prepared.request.params.thinking_budget
         budget_tokens = self._thinking.budget_tokens if given is None else given
@@ -338,7 +341,7 @@ class Preparation:
         return _constrain(prepared, constraint, thought_end=end)
 
     def _read_thoughts(self, tags: Tags, message: str) -> ThoughtTokens:
-        """Tags and message as tokens; those of the last message are kept."""
+        """Return tags and message as tokens; those of the last message are kept."""
         kept = self._thoughts
         if kept is None or kept[0] != (tags, message):
             kept = (tags, message), collect_thought_tokens(self.tokenizer, tags, message, self._vocab_size)
@@ -346,7 +349,7 @@ class Preparation:
         return kept[1]
 
     def _compile_if(self, rules: Rules, request: ChatRequest) -> GrammarConstraint | None:
-        """The compiled rules; None where they are optional and cannot be enforced."""
+        """Return the compiled rules; None if they are optional and cannot be enforced."""
         if rules.is_optional and request.params.ignore_eos:
             return None
         try:
@@ -357,7 +360,7 @@ class Preparation:
             raise
 
     def _gate(self, chat: Chat, inner: GrammarConstraint, request: ChatRequest, turn: Turn) -> TokenConstraint:
-        """The rules, to hold after any reasoning."""
+        """Return the rules as a constraint that holds after any reasoning."""
         if chat.tags is None or turn.has_thought or request.think is False:
             return inner
         gate = self._gates.get(chat.tags)
@@ -375,7 +378,7 @@ class Preparation:
         return self._compiler.compile(rules.grammar, rules.answer, field=rules.field)
 
     def _find_chat(self, request: ChatRequest) -> tuple[Chat, ChatRequest]:
-        """The conversation with the model's template or that of the request, and the request as it is read there."""
+        """Return the `Chat` with the request's template or the model's own, and the request for it."""
         if request.chat_template is not None:
             chat = self._find_brought(request.chat_template)
             return chat, replace(request, think=None if chat.tags is None else chat.fit_think(request.think))
@@ -406,7 +409,7 @@ class Preparation:
         return self._breakers.find(params.dry_sequence_breakers) if params.dry_multiplier > 0 else frozenset()
 
     def _read_prediction(self, text: str) -> tuple[int, ...]:
-        """The tokens of a text that an answer is compared with: as many as an answer can have."""
+        """Return the tokens of a predicted answer: at most as many as an answer can have."""
         if not text:
             return ()
         try:
@@ -416,7 +419,7 @@ class Preparation:
         return tuple(token_ids[: self._size_bound.context_tokens])
 
     def _find_stop_tokens(self, params: SamplingParams) -> dict[int, str]:
-        """Stop strings that are one special token: those are never decoded to text, so the engine must stop at them."""
+        """Return the stop strings that are one special token: they never become text, so the engine must stop there."""
         found = {}
         for stop in params.stop:
             token_id = self.tokenizer.token_id(stop)
@@ -431,7 +434,7 @@ def _constrain(
     relaxed: tuple[str, ...] = (),
     thought_end: ThoughtEnd | None = None,
 ) -> Prepared:
-    """Return the request with a constraint that its answers follow."""
+    """Return the request with a constraint on its answers."""
     request = replace(prepared.request, constraint=constraint)
     return replace(prepared, request=request, relaxed=relaxed, thought_end=thought_end)
 
@@ -439,7 +442,7 @@ def _constrain(
 def _fit(
     token_ids: list[int], request: TextRequest | ChatRequest, pictures: Pictures | None
 ) -> tuple[Sequence[int], SamplingParams]:
-    """The prompt as its window lets it be; one with pictures is not cut. Raises ContextFull."""
+    """Cut the prompt to its window; one with pictures is not cut. Raises ContextFull."""
     if request.window is None:
         return token_ids, request.params
     fitted, params = fit_window(token_ids, request.params, request.window)
@@ -453,7 +456,7 @@ T = TypeVar("T")
 QUICK_THREADS, LONG_THREADS = 4, 2
 QUICK_NICENESS = 10  # a tenth of a thread that computes: many prompts at once would halve the pace of all answers
 LONG_CHARACTERS = 1 << 16
-GRAMMAR_WEIGHT = 8  # a character of a grammar takes as long as so many of a text
+GRAMMAR_WEIGHT = 8  # a character of a grammar takes as long as this many of a text
 
 
 class PreparingThreads:
@@ -464,7 +467,7 @@ class PreparingThreads:
         self._long = WorkThreads("mlxr-prepare-long", LONG_THREADS, niceness=LEAST_URGENT)
 
     async def run(self, work: Callable[..., T], *arguments: object, reads: object = None) -> T:
-        """Do `work(*arguments)` and return what it returns. `reads` is the request, or the texts, that it reads."""
+        """Run `work(*arguments)` and return its result. `reads` is the request, or the texts, that it reads."""
         if weigh(reads) <= LONG_CHARACTERS:
             return await self._quick.run(work, *arguments)
         try:
@@ -473,13 +476,13 @@ class PreparingThreads:
             self._long.submit(return_free_memory)
 
     def stop(self) -> None:
-        """Begin nothing more; what is being done is not waited for."""
+        """Begin nothing more; does not wait for running work."""
         self._quick.stop()
         self._long.stop()
 
 
 def weigh(value: object) -> int:
-    """Characters in a request or a JSON-like value; once it is certain that they are many, no more are counted."""
+    """Count the characters in a request or a JSON-like value; stops once it is certain that they are many."""
     if not isinstance(value, TextRequest | ChatRequest):
         return count_characters(value, LONG_CHARACTERS, LONG_CHARACTERS)
     grammar = 0 if value.grammar is None else GRAMMAR_WEIGHT * len(value.grammar.text)

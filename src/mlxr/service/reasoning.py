@@ -1,6 +1,6 @@
-"""What a model thinks before it answers: where it begins and ends in a stream of text, and how it is switched.
+"""Finds the reasoning of a model in a stream of text, and the variables that switch it.
 
-Knows tags, not tokens. The result does not depend on how the text was cut into pieces.
+The result does not depend on how the text was cut into pieces.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ EFFORTS: Mapping[str, int] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """How one model marks what it thinks.
+    """The tags around the reasoning of one model.
 
-    `label` follows the opening tag and is no part of the thought. Where thoughts are messages of their own, `follow`
-    begins the next message, which may be one more thought. `levels` are the efforts that the model was trained for,
-    where its template takes one and it knows these alone, in ascending order.
+    `label` follows the opening tag and is no part of the thought. If thoughts are messages of their own, `follow`
+    begins the next message, which may be one more thought. `levels` are, in ascending order, the only efforts that the
+    model's template takes; empty if it takes none or any.
     """
 
     open: str
@@ -55,18 +55,18 @@ TAGS = (
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """A piece of reasoning; an empty one says that it has ended."""
+    """A piece of reasoning; an empty one marks the end."""
 
     text: str
 
 
 def find_tags(template_source: str) -> Tags | None:
-    """The tags that a chat template speaks of."""
+    """Return the tags that occur in a chat template; None without any."""
     return next((tags for tags in TAGS if (tags.open if tags.follow else tags.close) in template_source), None)
 
 
 def find_level(effort: str, levels: Sequence[str]) -> str:
-    """The one of `levels` that is nearest to `effort`; an effort without a name in `EFFORTS` stays as it is."""
+    """Return the one of `levels` that is nearest to `effort`; an effort that is not in `EFFORTS` stays."""
     if effort in levels or effort not in EFFORTS:
         return effort
     names = list(EFFORTS)
@@ -74,13 +74,13 @@ def find_level(effort: str, levels: Sequence[str]) -> str:
 
 
 def hold_back(text: str, tag: str) -> int:
-    """Length of the longest end of `text` that `tag` could continue."""
+    """Return the length of the longest end of `text` that is the beginning of `tag`."""
     return next((size for size in range(min(len(tag) - 1, len(text)), 0, -1) if tag.startswith(text[-size:])), 0)
 
 
 class _Place(Enum):
     START = auto()  # nothing but space so far
-    INSIDE_START = auto()  # inside as the prompt left it, nothing but space so far
+    INSIDE_START = auto()  # inside, since the prompt opened the tag; nothing but space so far
     OPENED = auto()  # behind the opening tag, nothing but space so far
     INSIDE = auto()
     AFTER = auto()  # behind the closing tag, nothing but space so far
@@ -90,7 +90,7 @@ class _Place(Enum):
 class ReasoningSplitter:
     """Cuts an answer into thoughts and text. The space around the tags belongs to neither.
 
-    `is_open`: the prompt has opened the tag already; a model that opens it once more is forgiven.
+    `is_open` says that the prompt has opened the tag; the model may then open it once more.
     """
 
     def __init__(self, tags: Tags, *, is_open: bool) -> None:
@@ -99,7 +99,7 @@ class ReasoningSplitter:
         self._held = ""
 
     def push(self, text: str) -> list[Thought | str]:
-        """What is certain with this piece."""
+        """Add a piece of text; returns the pieces that are now certain."""
         if self._place is _Place.ANSWER:
             return [text]
         self._held += text
@@ -109,7 +109,7 @@ class ReasoningSplitter:
         return pieces
 
     def flush(self) -> list[Thought | str]:
-        """What was held back; called once, when no more text comes."""
+        """Return the pieces still held back; called once, when no more text comes."""
         held, self._held = self._held, ""
         if self._place is _Place.INSIDE:
             return [Thought(held.rstrip())] if held.strip() else []
@@ -118,7 +118,7 @@ class ReasoningSplitter:
         return [Thought(held.strip())] if self._place is _Place.INSIDE_START and held.strip() else []
 
     def _advance(self, pieces: list[Thought | str]) -> bool:
-        """One step over what is held; whether there may be another one."""
+        """Do one step over the held text; returns True if another step may follow."""
         if self._place is _Place.INSIDE:
             return self._read_thought(pieces)
         bare = self._held.lstrip()
@@ -174,7 +174,7 @@ class _GatePlace(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GateTokens:
-    """What a gate needs of one vocabulary: the mask of the tokens that may be part of a thought, and some ids.
+    """The parts of a vocabulary that a gate needs: the mask of the tokens that may be part of a thought, and some ids.
 
     `open_ids` are the tokens of the opening tag. With `repeats` a thought may follow a thought.
     """
@@ -188,7 +188,7 @@ class GateTokens:
 
 
 def collect_gate_tokens(tokenizer: Tokenizer, tags: Tags, vocab_size: int) -> GateTokens:
-    """Made once for a model. An end token is no part of a thought: the answer that was asked for would be missing."""
+    """Collect the tokens, once for a model. An end token is no part of a thought: the answer would be missing."""
     allowed = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
     allowed[: min(vocab_size, tokenizer.vocab_size)] = 1
     allowed[[index for index in tokenizer.eos_ids if index < vocab_size]] = 0
@@ -206,7 +206,9 @@ def collect_gate_tokens(tokenizer: Tokenizer, tags: Tags, vocab_size: int) -> Ga
 
 
 def list_open_ids(tokenizer: Tokenizer, tags: Tags) -> tuple[int, ...]:
-    """The opening tag, if it is one token or begins with a control token; else no model is known to write it."""
+    """Return the tokens of the opening tag if it is one token or begins with a control token; else none: no model is
+    known to write other ones.
+    """
     token_id = tokenizer.token_id(tags.open)
     if token_id is not None or not tags.follow:
         return () if token_id is None else (token_id,)
@@ -215,20 +217,20 @@ def list_open_ids(tokenizer: Tokenizer, tags: Tags) -> tuple[int, ...]:
 
 
 class ReasoningGate:
-    """`inner` behind the reasoning of one answer; `is_thinking` says that the prompt ends inside it."""
+    """A constraint that holds after the reasoning of one answer; `is_thinking` says that the prompt ends inside it."""
 
     def __init__(self, tokens: GateTokens, inner: TokenConstraint, *, is_thinking: bool) -> None:
         self._tokens, self._inner = tokens, inner
         self._place = _GatePlace.INSIDE if is_thinking else _GatePlace.START
-        self._opened = 0  # how many tokens of the opening tag have come
-        self._fresh: TokenConstraint | None = None  # `inner` as it was before these, should they open a thought
-        self._is_split = False  # the grammar does not allow them: nothing but the rest of the tag may come
+        self._opened = 0  # the tokens of the opening tag that have come
+        self._fresh: TokenConstraint | None = None  # `inner` before these tokens, in case they open a thought
+        self._is_split = False  # the grammar does not allow these tokens: only the rest of the tag may come
         self._tail = b""
 
     needs_end = True
 
     def count_free(self) -> int:
-        """No token is free: even a thought may not end the answer."""
+        """Return 0: no token is free, since even a thought may not end the answer."""
         return 0
 
     def fill_mask(self, mask: Mask) -> None:
@@ -245,7 +247,7 @@ class ReasoningGate:
                 _set_bit(mask, token_id)
 
     def accept(self, token_id: int) -> None:
-        """Take the token that was drawn; only tokens of the answer reach the grammar."""
+        """Go on after the sampled token; only tokens of the answer reach the grammar."""
         if self._place is _GatePlace.INSIDE:
             self._read_thought(token_id)
         elif self._place is _GatePlace.START and self._tokens.open_ids[self._opened : self._opened + 1] == (token_id,):
@@ -257,27 +259,27 @@ class ReasoningGate:
             self._inner.accept(token_id)
 
     def look_ahead(self, tokens_left: int) -> int:
-        """How many of the newest tokens the grammar may take back: none of a thought."""
+        """Return the number of newest tokens that the grammar may take back: none of a thought."""
         return self._inner.look_ahead(tokens_left) if self._is_answering else 0
 
     def close(self) -> Sequence[int]:
-        """Return what the grammar ends the answer with; nothing ends a thought."""
+        """Return the tokens with which the grammar ends the answer; none inside a thought."""
         return self._inner.close() if self._is_answering else ()
 
     @property
     def _is_answering(self) -> bool:
-        """Whether all tokens since the last thought have reached the grammar, but for a space before them."""
+        """True if all tokens since the last thought have reached the grammar, except a space before them."""
         return self._place is not _GatePlace.INSIDE and not self._is_split
 
     def count_allowed(self, token_ids: Sequence[int]) -> int:
-        """How many of these tokens may come: anything may in a thought, and what begins with one is not looked into."""
+        """Return the number of these tokens that may come; all of them inside a thought, or if they may begin one."""
         before = {_GatePlace.START: self._tokens.open_ids[self._opened :], _GatePlace.BEHIND: self._tokens.space_ids}
         if self._place is _GatePlace.INSIDE or token_ids[0] in before.get(self._place, ()):
             return len(token_ids)
         return 0 if self._is_split else self._inner.count_allowed(token_ids)
 
     def fork(self) -> ReasoningGate:
-        """Return a copy that goes on by itself from the same state."""
+        """Return an independent copy in the same state."""
         other = ReasoningGate(self._tokens, self._inner.fork(), is_thinking=False)
         other._place, other._tail = self._place, self._tail
         other._opened, other._is_split = self._opened, self._is_split
@@ -285,7 +287,7 @@ class ReasoningGate:
         return other
 
     def _read_tag(self, token_id: int) -> None:
-        """One more token of the opening tag, which the answer may begin with as well."""
+        """Read one more token of the opening tag; the answer may begin with the same tokens."""
         self._opened += 1
         if self._opened == len(self._tokens.open_ids):
             self._inner = self._fresh or self._inner

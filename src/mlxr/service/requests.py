@@ -1,10 +1,10 @@
-"""What a caller can ask for, in one form for all front doors: a text to continue or a conversation to answer.
+"""The requests of all callers, in one form: a text to continue or a conversation to answer.
 
 Plain values. The dialects of the server and the command line make them; `service` turns them into token ids, parameters
 and a grammar for the engine.
 
-To continue a message, the template writes it with a mark at its end, and the prompt is what stands before the mark. So
-everything between the messages is as the template has it, whatever that is.
+To continue a message, the template writes it with a mark at its end, and the prompt is the text before the mark. So
+everything between the messages is as the template writes it.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ Ending = Literal["new turn", "continued", "closed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    """What a text to continue and a conversation to answer may both ask for, besides how tokens are chosen."""
+    """The options of every request, besides sampling."""
 
     grammar: Grammar | None = None  # of the answer's text, after any reasoning
-    cache_prompt: bool = True  # off: nothing that is cached is used for the prompt
+    cache_prompt: bool = True  # off: the prompt uses nothing from the cache
     priority: int = 0  # -100 to 100; a higher one is served first
-    deadline_s: float | None = None  # after so many seconds the answers end with DEADLINE
+    deadline_s: float | None = None  # after this many seconds the answers end with DEADLINE
     window: Window | None = None  # its part of the context; None: all of it
-    adapter: AdapterChoice | Adapter | None = None  # or the name of one; None: that which the model was made with
+    adapter: AdapterChoice | Adapter | None = None  # or the name of one; None: the one that the model was made with
     drafts: DraftOptions = AUTO_DRAFTS
     reports_progress: bool = False  # events tell how much of the prompt is computed
 
@@ -66,7 +66,7 @@ class TextRequest(RequestOptions):
     params: SamplingParams
     pictures: Sequence[bytes] = ()  # for the marks in the prompt, see `sight.MEDIA`
     pictures_field: str = "pictures"
-    echo: str | None = None  # each answer begins with it; where logprobs are asked for, with the prompt's tokens
+    echo: str | None = None  # each answer begins with it; with logprobs, also with the prompt's tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +82,11 @@ class ChatRequest(RequestOptions):
     tools: Sequence[Tool] = ()
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
-    think: bool | str | None = (
-        None  # on, off or an effort, where the template knows a switch; None: as the template has it
-    )
+    think: bool | str | None = None  # on, off or an effort, if the template has a switch; None: the template's default
     ending: Ending = "new turn"
     chat_template: str | None = None  # to use instead of the model's, or the name of one that comes with mlxr
     template_values: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))  # further variables
-    thinking_message: str | None = None  # said before a thought that is used up is closed; None: the setting's
+    thinking_message: str | None = None  # written before a thought over budget is closed; None: the setting's
 
 
 R = TypeVar("R", TextRequest, ChatRequest)
@@ -96,10 +94,10 @@ R = TypeVar("R", TextRequest, ChatRequest)
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Prompt and answer may have `tokens` tokens together.
+    """A window: prompt and answer may have `tokens` tokens together.
 
-    A prompt that leaves no room for an answer is refused, or cut where `kept_tokens` is given: so many tokens of its
-    beginning stay, and of its end as many as leave half the window for the answer, or what the answer may have at most.
+    A prompt that leaves no room for an answer is refused, or cut if `kept_tokens` is given: that many tokens of its
+    beginning stay, and as many of its end as leave half the window, or the answer's limit, for the answer.
     """
 
     tokens: int
@@ -109,7 +107,7 @@ class Window:
 def fit_window(
     token_ids: Sequence[int], params: SamplingParams, window: Window
 ) -> tuple[Sequence[int], SamplingParams]:
-    """The prompt and the parameters so that both fit; raises ContextFull for a prompt that may not be cut."""
+    """Fit the prompt and the parameters into the window; raises ContextFull if the prompt may not be cut."""
     if len(token_ids) >= window.tokens:
         token_ids = _cut(token_ids, params, window)
     left = window.tokens - len(token_ids)
@@ -131,8 +129,8 @@ Prompt = str | Sequence[int]
 def encode_prompt(
     tokenizer: Tokenizer, vocab_size: int, prompt: Prompt, *, add_special: bool = True, parse_special: bool = True
 ) -> list[int]:
-    """Token ids of a prompt; raises InvalidRequest for an empty one, for text that is not Unicode and for ids
-    outside the vocabulary.
+    """Return the token ids of a prompt; raises InvalidRequest for an empty one, for text that is not Unicode and for
+    ids outside the vocabulary.
     """
     if isinstance(prompt, str):
         try:
@@ -149,11 +147,11 @@ def encode_prompt(
 
 
 def find_message_ends(tokenizer: Tokenizer, token_ids: Sequence[int]) -> tuple[int, ...]:
-    """Positions at which the messages of a prompt end, as far as its special tokens tell; where others may part from
-    it.
+    """Return the positions at which the messages of a prompt end, by its special tokens; other prompts may differ from
+    there on.
 
-    Templates close messages with the token that ends an answer. In a prompt that has none of these, every other special
-    token counts as the beginning of something.
+    Templates close messages with the token that ends an answer. In a prompt without one, every other special token
+    counts as a beginning.
     """
     found = set(token_ids)
     ends = found & tokenizer.eos_ids
@@ -164,7 +162,7 @@ def find_message_ends(tokenizer: Tokenizer, token_ids: Sequence[int]) -> tuple[i
 
 
 def _are_token_ids(values: Sequence[object], vocab_size: int) -> bool:
-    """Return whether all are ints of the vocabulary, without a call for each: thousands of texts may come at once."""
+    """Return True if all are ints of the vocabulary, without a call for each: thousands of texts may come at once."""
     return {*map(type, values)} == {int} and min(values) >= 0 and max(values) < vocab_size  # type: ignore[type-var,operator]
 
 
@@ -181,7 +179,7 @@ _MARK = "\uf8ffcontinue\uf8ff"  # private-use characters, and none of those that
 
 
 def is_unfinished(messages: Sequence[Mapping[str, object]]) -> bool:
-    """Whether the last message is one of the assistant that its model could go on with: text, and no calls of tools."""
+    """Return True if the last message is the assistant's and can be continued: it has no tool calls."""
     if not messages or not isinstance(messages[-1], Mapping):
         return False
     last = messages[-1]
@@ -189,9 +187,9 @@ def is_unfinished(messages: Sequence[Mapping[str, object]]) -> bool:
 
 
 def mark_end(messages: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-    """The checked messages with a mark at the end of what is continued: the last content, or else its reasoning.
+    """Return the checked messages with a mark at the end of the text to continue: the last content, else the reasoning.
 
-    Raises InvalidRequest where there is no message to continue.
+    Raises InvalidRequest if there is no message to continue.
     """
     if not is_unfinished(messages):
         raise InvalidRequest("messages", "do not end with a text of the assistant, so there is nothing to continue")
@@ -201,12 +199,12 @@ def mark_end(messages: Sequence[Mapping[str, object]]) -> list[dict[str, object]
 
 
 def continues_reasoning(messages: Sequence[Mapping[str, object]]) -> bool:
-    """Whether what is continued is what the assistant thinks: there is reasoning and no content yet."""
+    """Return True if the reasoning is to be continued: the unfinished message has reasoning and no content yet."""
     return is_unfinished(messages) and bool(messages[-1].get("reasoning")) and not messages[-1].get("content")
 
 
 def cut_at_mark(text: str) -> str:
-    """The prompt before the mark; raises InvalidRequest where the template did not write it."""
+    """Return the prompt before the mark; raises InvalidRequest if the template did not write the mark."""
     before, mark, _ = text.rpartition(_MARK)
     if not mark:
         raise InvalidRequest("messages", "cannot be continued: the chat template leaves out the assistant's last text")

@@ -1,4 +1,4 @@
-"""A JSON schema: what its references stand for, which properties it names, and what the grammar library takes for it.
+"""Reads JSON schemas: resolves references, lists the properties, and rewrites a schema for the grammar library.
 
 Knows JSON Schema, and nothing of grammars.
 """
@@ -18,7 +18,7 @@ Schema = dict[str, object]
 
 JOINED = ("allOf", "anyOf", "oneOf")
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-# Keywords beside which a reference is one part of several, and not the whole schema.
+# Keywords that make a reference beside them one part of several, not the whole schema.
 JOINERS = frozenset(("properties", "patternProperties", "required", *JOINED))
 _CONDITIONS = ("if", "then", "else")
 _DEPENDENT = ("dependentSchemas", "dependentRequired", "dependencies")
@@ -32,37 +32,37 @@ _RULES_OUT_TYPE = frozenset(("type", "enum", "const", "not", "if", *REFERENCES, 
 
 
 class SchemaError(ValueError):
-    """Says what is wrong with a schema that is none."""
+    """A value is no valid schema; says why."""
 
 
 def is_object(value: object) -> TypeGuard[Schema]:
-    """Whether a value of a JSON document is an object."""
+    """Return True if a value of a JSON document is an object."""
     return isinstance(value, dict)
 
 
 def read_list(key: str, value: object) -> list[object]:
-    """The value of a keyword that must be an array; raises SchemaError."""
+    """Return the value of a keyword that must be an array; raises SchemaError if it is none."""
     if not isinstance(value, list):
         raise SchemaError(f"{key} must be an array, got {str(value)[:40]}")
     return value
 
 
 def find_implied_type(schema: Schema) -> str | None:
-    """The type that a schema means without saying so, as it has the keywords of that one alone."""
+    """Return the type that a schema implies by having keywords of that type alone; None if it implies none."""
     kinds = [kind for kind, keys in _IMPLIED_TYPES.items() if keys & schema.keys()]
     return kinds[0] if len(kinds) == 1 and not _RULES_OUT_TYPE & schema.keys() else None
 
 
 class Document:
-    """One document; all of its references are looked up in it."""
+    """A schema document, in which its references are looked up."""
 
     def __init__(self, root: Schema) -> None:
         self._root = root
 
     def find(self, reference: object) -> Schema | bool | None:
-        """Return what a reference stands for; None where it names another document.
+        """Return the schema that a reference names; None if it names another document.
 
-        Raises SchemaError for a reference that is none, or that leads nowhere in this document.
+        Raises SchemaError if the reference is malformed or leads nowhere in this document.
         """
         if not isinstance(reference, str):
             raise SchemaError(f"$ref must be a string, got {str(reference)[:40]}")
@@ -80,7 +80,7 @@ class Document:
         return target
 
     def list_parts(self, schema: Schema, seen: set[int] | None = None) -> list[Schema]:
-        """The schema itself and all that hold together with it: `allOf`, and references."""
+        """Return the schema itself and those that hold together with it, by `allOf` and references."""
         seen = set() if seen is None else seen
         if id(schema) in seen:
             return []
@@ -91,7 +91,7 @@ class Document:
         return [schema, *(part for other in others if is_object(other) for part in self.list_parts(other, seen))]
 
     def list_names(self, schema: object, seen: set[int] | None = None) -> dict[str, None]:
-        """All properties that a schema names, also those of its branches, in the order of appearance."""
+        """Return all properties that a schema or its branches name, in the order of appearance."""
         seen = set() if seen is None else seen
         if not is_object(schema) or id(schema) in seen:
             return {}
@@ -107,7 +107,7 @@ class Document:
         return names
 
     def _list_branches(self, key: str, value: object) -> list[object]:
-        """The schemas below a keyword that speak of the same value."""
+        """Return the schemas below a keyword that describe the same value."""
         if key in JOINED and isinstance(value, list):
             return value
         if key in REFERENCES:
@@ -125,7 +125,7 @@ def _step(target: object, name: str) -> object:
 
 
 def _search(value: object, keys: tuple[str, ...], wanted: str) -> Iterator[Schema]:
-    """Schemas anywhere in a document that one of `keys` names so."""
+    """Yield the schemas anywhere in a document in which one of `keys` has the value `wanted`."""
     if is_object(value):
         if any(value.get(key) in (wanted, f"#{wanted}") for key in keys):
             yield value
@@ -137,11 +137,11 @@ def _search(value: object, keys: tuple[str, ...], wanted: str) -> Iterator[Schem
 
 
 Check = Callable[[Schema], str]
-"""Says why the library refuses a schema; empty if it does not."""
+"""Returns the reason why the library refuses a schema; empty if it takes it."""
 HasMoreNames = Callable[[Collection[str], Collection[str]], bool]
-"""Says whether an object that has all properties of these names may have others, by these patterns of names."""
+"""Returns True if an object that has all properties of these names may have others, by these patterns of names."""
 
-MAX_CHECKS = 500  # of parts of one schema; what comes later is left for the library to judge as a whole
+MAX_CHECKS = 500  # of parts of one schema; later parts are not checked by themselves
 
 # fmt: off
 _COPIED = frozenset((
@@ -156,9 +156,9 @@ _NEVER_HELD = frozenset((
 
 @dataclass(frozen=True, slots=True)
 class Enforceable:
-    """A schema for the library, and the keywords of the original that it does not hold, in the order of appearance.
+    """A schema for the library, and the keywords of the original that it does not enforce, in order of appearance.
 
-    `heaviest` is how many characters the largest part takes at least, see `schema_size.Sizes`.
+    `heaviest` is the least number of characters of the largest part, see `Sizes`.
     """
 
     schema: Schema
@@ -169,8 +169,8 @@ class Enforceable:
 def make_enforceable(schema: object, check: Check, has_more_names: HasMoreNames, *, closes: bool = True) -> Enforceable:
     """Rewrite `schema`; `check` is asked about the parts that the library may refuse.
 
-    With `closes` off objects take any further properties, as the standard has it. Raises SchemaError for what is no
-    schema, and RecursionError for one that is nested too deeply.
+    Without `closes` objects take any further properties, as the standard says. Raises SchemaError if it is no schema,
+    and RecursionError if it is nested too deeply.
     """
     if schema is True:
         return Enforceable({})
@@ -186,7 +186,7 @@ def make_enforceable(schema: object, check: Check, has_more_names: HasMoreNames,
 
 
 class _Writer:
-    """Rewrites one document. `definitions` are what its references became."""
+    """Rewrites one document. `definitions` are the rewritten schemas that its references name."""
 
     def __init__(self, root: Schema, check: Check, has_more_names: HasMoreNames, *, closes: bool) -> None:
         self._document, self._check, self._closes = Document(root), check, closes
@@ -198,7 +198,7 @@ class _Writer:
         self.has_choice = False
 
     def write(self, schema: object, outer: frozenset[str] = frozenset(), *, is_part: bool = False) -> object:
-        """One schema; see `write_object`."""
+        """Rewrite one schema; see `write_object`."""
         if isinstance(schema, bool):
             return schema
         if not is_object(schema):
@@ -206,7 +206,7 @@ class _Writer:
         return self.write_object(schema, outer, is_part=is_part)
 
     def write_object(self, schema: Schema, outer: frozenset[str] = frozenset(), *, is_part: bool = False) -> Schema:
-        """A schema that is an object. One that `is_part` of others (`allOf`) is closed by them, not by itself.
+        """Rewrite a schema that is an object. One that `is_part` of others (`allOf`) is closed by them, not by itself.
 
         `outer` names properties that the schema around a choice (`anyOf`) allows in each of its branches.
         """
@@ -217,7 +217,7 @@ class _Writer:
         self._write_array(schema, out)
         self._write_members(schema, out)
         self._name_relaxed(schema)
-        out = {key: out[key] for key in schema if key in out} | out  # properties are asked for in this order
+        out = {key: out[key] for key in schema if key in out} | out  # properties are written in this order
         if is_part:
             return out
         implied = find_implied_type(schema)
@@ -233,7 +233,7 @@ class _Writer:
         return out
 
     def refuses(self, schema: Schema, beginning: str = "") -> str:
-        """Why the library refuses a schema, if its words begin so. What nothing can satisfy is not meant here."""
+        """Return the library's reason to refuse a schema, if it begins with `beginning`; "" for unsatisfiable ones."""
         key = repr(schema)
         if key not in self._verdicts:
             self._verdicts[key] = self._check(schema) if len(self._verdicts) < MAX_CHECKS else ""
@@ -241,7 +241,7 @@ class _Writer:
         return reason if reason.startswith(beginning) and not reason.startswith("Unsatisfiable") else ""
 
     def _write_joined(self, schema: Schema, out: Schema, outer: frozenset[str], *, is_part: bool) -> None:
-        """References, `allOf` and choices."""
+        """Rewrite references, `allOf` and choices."""
         for key in REFERENCES:
             if key in schema:
                 out |= self._write_reference(schema[key], is_part=is_part or bool(schema.keys() & JOINERS))
@@ -255,7 +255,7 @@ class _Writer:
                 self.has_choice = self.has_choice or key == "oneOf"
 
     def _write_reference(self, value: object, *, is_part: bool) -> Schema:
-        """A reference to one of the definitions; nothing for one to another document, which is not at hand."""
+        """Return a reference to one of the definitions; empty if it names another document, which is not at hand."""
         target = self._document.find(value)
         if target is None:
             self.relaxed["$ref"] = None
@@ -274,7 +274,7 @@ class _Writer:
         return {"$ref": f"#/$defs/{self._names[key]}"}
 
     def _write_text(self, schema: Schema, out: Schema) -> None:
-        """`pattern` and `format`, as far as the library knows them, also together with the lengths."""
+        """Rewrite `pattern` and `format`, as far as the library knows them, also together with the lengths."""
         wanted: Schema = {key: schema[key] for key in ("format", "pattern") if key in schema}
         lengths: Schema = {key: schema[key] for key in ("minLength", "maxLength") if key in schema}
         for key, value in list(wanted.items()):
@@ -287,7 +287,7 @@ class _Writer:
         out |= wanted
 
     def _write_array(self, schema: Schema, out: Schema) -> None:
-        """`items` and its kin; a list of items, as in older drafts, is what `prefixItems` is now."""
+        """Rewrite `items` and its kin; a list in `items`, as in older drafts, becomes `prefixItems`."""
         items, first = schema.get("items"), schema.get("prefixItems")
         if isinstance(items, list):
             items, first = schema.get("additionalItems"), items
@@ -299,7 +299,7 @@ class _Writer:
             out["items"] = self.write(items)
 
     def _write_members(self, schema: Schema, out: Schema) -> None:
-        """Return what the properties of an object may be."""
+        """Rewrite the rules for properties of an object."""
         for key in ("properties", "patternProperties"):
             members = schema.get(key, {})
             if not is_object(members):
@@ -315,7 +315,7 @@ class _Writer:
         self._drop_patterns(out)
 
     def _write_names(self, schema: Schema, out: Schema) -> None:
-        """`propertyNames` by a pattern or a list, for objects without other rules for names."""
+        """Rewrite `propertyNames` with a pattern or a list, for objects without other rules for names."""
         rule, others = schema.get("propertyNames", True), out.get("additionalProperties", True)
         if rule is True:
             return
@@ -330,7 +330,7 @@ class _Writer:
             self.relaxed["propertyNames"] = None
 
     def _drop_patterns(self, out: Schema) -> None:
-        """Let any name pass where the library cannot tell the patterns of names apart."""
+        """Allow any name if the library cannot tell the patterns of names apart."""
         patterns = out.get("patternProperties")
         if not is_object(patterns):
             return
@@ -343,9 +343,9 @@ class _Writer:
             out["additionalProperties"] = next(iter(patterns.values())) if len(patterns) == 1 else True
 
     def _spend_patterns(self, out: Schema) -> None:
-        """Write patterns that only named properties match as rules of these.
+        """Write patterns that only named properties match as rules of these properties.
 
-        The library would allow a comma after the last of them, and then nothing.
+        Otherwise the library would allow a comma after the last property, and then nothing.
         """
         inner = [self._write_out(part) for part in read_list("allOf", out.get("allOf", [])) if is_object(part)]
         parts = [out, *inner]
@@ -368,12 +368,12 @@ class _Writer:
                 part["properties"] = known
 
     def _write_out(self, part: Schema) -> Schema:
-        """A part of `allOf`; one that names a definition with patterns of names is written as that."""
+        """Return a part of `allOf`; a definition with patterns of names replaces a reference to it."""
         target = self.definitions.get(str(part.get("$ref")).removeprefix("#/$defs/")) if len(part) == 1 else None
         return dict(target if is_object(target) and "patternProperties" in target else part)
 
     def _name_relaxed(self, schema: Schema) -> None:
-        """Note the keywords that no grammar here can hold."""
+        """Note the keywords that no grammar here can enforce."""
         is_joined = bool(schema.keys() & {"$ref", *JOINED})
         for key, value in schema.items():
             is_noted = (
@@ -386,14 +386,14 @@ class _Writer:
                 self.relaxed[key] = None
 
     def _close(self, out: Schema, names: list[str]) -> None:
-        """Allow the named properties alone, unless their names were found to be anything."""
+        """Allow only the named properties, unless any names are allowed."""
         properties = out.get("properties", {})
         if is_object(properties) and "additionalProperties" not in out:
             out["properties"] = {**properties, **{name: True for name in names if name not in properties}}
             out["additionalProperties"] = False
 
     def _bound_members(self, out: Schema) -> None:
-        """Drop `minProperties` and `maxProperties` where the library cannot count."""
+        """Drop `minProperties` and `maxProperties` if the library cannot count properties."""
         bounds: Schema = {key: out[key] for key in ("minProperties", "maxProperties") if key in out}
         if not bounds:
             return
@@ -411,9 +411,9 @@ class _Writer:
 
 
 def _must_close(schema: Schema, parts: list[Schema]) -> bool:
-    """Whether an object names its properties, itself or by the parts of it, and says nothing of others."""
+    """Return True if an object or its parts name properties, and none of them says whether others are allowed."""
     if len(parts) > 1 and not schema.keys() & JOINERS:
-        return False  # a reference alone, which is closed where it leads
+        return False  # a reference alone; the schema that it names is closed
     is_named = any(part.keys() & {"properties", "patternProperties"} for part in parts)
     return is_named and not any(
         "additionalProperties" in part or part.get("unevaluatedProperties", False) is not False for part in parts
@@ -426,7 +426,7 @@ def _read_members(part: Schema, word: str) -> Schema:
 
 
 def _join(rules: list[object]) -> object:
-    """One schema for a value that all of them must fit."""
+    """Return one schema for a value that must fit all of these rules."""
     held = [rule for place, rule in enumerate(rules) if rule is not True and rule not in rules[:place]]
     if False in rules:
         return False
@@ -434,7 +434,7 @@ def _join(rules: list[object]) -> object:
 
 
 def _unwrap(schema: Schema) -> Schema:
-    """A schema whose only rules are those of a single part of `allOf` or `anyOf`, written as that part."""
+    """Return the single part of `allOf` or `anyOf` if the schema has no other rules, else the schema."""
     for key in JOINED:
         parts = schema.get(key)
         if isinstance(parts, list) and len(parts) == 1 and is_object(parts[0]):
@@ -445,7 +445,7 @@ def _unwrap(schema: Schema) -> Schema:
 
 
 def _check_pattern(pattern: object, reason: str) -> None:
-    """Raise SchemaError for a pattern that is broken, and not only beyond the library, as look-around is."""
+    """Raise SchemaError if a pattern is broken, not if it is only beyond the library, as look-around is."""
     try:
         re.compile(str(pattern))
     except (re.error, OverflowError, RecursionError):
@@ -459,7 +459,7 @@ _MOST_ROUNDS = 50
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Characters of the shortest value as a whole (infinite where there is none), and of the longest such part."""
+    """The characters of a schema's shortest value (infinite if there is none), and of the longest part of it."""
 
     whole: float
     heaviest: int
@@ -473,7 +473,7 @@ def measure(schema: Schema) -> Sizes:
 
 
 class _Scale:
-    """`parts` are the sizes of all objects and arrays, by their identity."""
+    """Measures schemas. `parts` are the sizes of all objects and arrays, by their identity."""
 
     def __init__(self, definitions: object) -> None:
         self._definitions: Schema = definitions if is_object(definitions) else {}
@@ -487,7 +487,7 @@ class _Scale:
                 break
 
     def weigh(self, schema: object) -> float:
-        """Characters of the shortest value, as far as the definitions are settled."""
+        """Return the characters of the shortest value, by what is known of the definitions so far."""
         if not is_object(schema):
             return 1 if schema is True else math.inf
         sizes = [1.0]
@@ -510,7 +510,7 @@ class _Scale:
         types = [wanted] if isinstance(wanted, str) else wanted if isinstance(wanted, list) else []
         sizes: dict[str, float] = {**_PLAIN, "string": _weigh_string(schema)}
         for kind, weigh in (("object", self._weigh_object), ("array", self._weigh_array)):
-            if kind in types or not types:  # those of an unnamed type are parts too
+            if kind in types or not types:  # without a type they count as parts too
                 sizes[kind] = self.parts[id(schema)] = weigh(schema)
         return min((sizes.get(kind, 1.0) for kind in types), default=1.0)
 
@@ -543,9 +543,9 @@ MAX_REASON_CHARACTERS = 300
 
 @functools.lru_cache(MAX_KEPT)
 def enforce(text: str) -> Enforceable:
-    """The schema to hold an answer to, for the JSON text of the one that was asked for.
+    """Return the enforceable form of a requested schema, given as JSON text.
 
-    Raises SchemaError for text that is no schema, and for a schema that no value fits or that is too large.
+    Raises SchemaError if the text is no schema, or if no value fits the schema or it is too large.
     """
     try:
         schema = json.loads(text)
@@ -559,7 +559,7 @@ def enforce(text: str) -> Enforceable:
             raise SchemaError("no value fits the schema, as it asks for itself without end")
         if not reason:
             return replace(closed, heaviest=sizes.heaviest)
-        # Where objects are joined by going round in circles, they cannot be closed.
+        # Objects that are joined by circular references cannot be closed.
         open_one = make_enforceable(schema, find_fault, has_more_names, closes=False)
         if find_fault(open_one.schema, coerces=True):
             raise SchemaError(reason)
@@ -569,7 +569,9 @@ def enforce(text: str) -> Enforceable:
 
 
 def find_fault(schema: Schema, *, coerces: bool = False) -> str:
-    """Why the library refuses a schema, in one line; empty if it takes it. With `coerces` oneOf counts as anyOf."""
+    """Return the library's reason to refuse a schema, in one line; empty if it takes it. With `coerces`, oneOf counts
+    as anyOf.
+    """
     from llguidance import LLMatcher, LLParserLimits  # the library takes a while to import
 
     options = {"x-guidance": {"coerce_one_of": True}} if coerces else {}
@@ -578,7 +580,7 @@ def find_fault(schema: Schema, *, coerces: bool = False) -> str:
 
 
 def has_more_names(names: Collection[str], patterns: Collection[str]) -> bool:
-    """Whether an object that has all properties of these names may have others, by these patterns of names."""
+    """Return True if an object that has all properties of these names may have others, by these patterns of names."""
     from llguidance import LLMatcher, LLParserLimits
 
     null = {"type": "null"}
@@ -600,14 +602,14 @@ def has_more_names(names: Collection[str], patterns: Collection[str]) -> bool:
 
 @functools.cache
 def _open_bytes() -> Any:
-    """A vocabulary of single bytes."""
+    """Return a tokenizer whose tokens are single bytes."""
     from llguidance import LLTokenizer
 
     return LLTokenizer("byte")
 
 
 def summarize(text: str) -> str:
-    """Return what the library says, without the lines that show the grammar."""
+    """Return the library's error message without the lines that show the grammar."""
     lines = text.splitlines() or [""]
     reasons = [line for line in lines[1:] if line.startswith("error: ")]
     return " ".join([lines[0], *reasons])[:MAX_REASON_CHARACTERS]

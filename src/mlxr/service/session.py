@@ -1,7 +1,7 @@
 """A model that answers: requests go in, events come out as they happen, hundreds at once.
 
-One way opens it and one thread runs its engine, for everybody. What is awaited belongs on an event loop, where the
-token events of one step arrive together; `ask_all`, `embed_all`, `read_stats` and `close` are for programs that wait.
+All callers open it in the same way, and one thread runs its engine. Awaited methods belong on an event loop, where the
+token events of one step arrive together; `ask_all`, `embed_all`, `read_stats` and `close` are for blocking programs.
 Both prepare requests alike and read the same streams. Knows no HTTP.
 """
 
@@ -59,27 +59,26 @@ from mlxr.service.thought_budget import Thinking
 from mlxr.tokenizers import ChatTemplate, Tokenizer
 
 logger = logging.getLogger(__name__)
-# Preparing longer requests takes long enough to be felt by others on the loop.
+# Preparing a longer request would delay others on the loop.
 INLINE_CHARACTERS = 4096
-ENCODING_THREADS = 4  # that make tokens of many texts beside a GPU
-FEW_TEXTS, GROUP_CHARACTERS = 16, 1 << 16  # that become tokens at a time; the last of them may have more
+ENCODING_THREADS = 4  # these tokenise many texts beside a GPU
+FEW_TEXTS, GROUP_CHARACTERS = 16, 1 << 16  # tokenised at a time; the last text may exceed it
 T = TypeVar("T")
 
 
 class Session:
-    """Texts and conversations with one loaded model, which it owns from now on.
+    """Texts and conversations with one loaded model, which the session owns from now on.
 
-    Making one maps the arena and starts the engine's thread; that may be done on any thread. `template` replaces the
-    model's own chat template; `system` is the system message of conversations that have none. `memory_bytes` is the
-    most that the cache may take where the settings leave that open. The adapter at the path `adapter` is for requests
-    that name none; it is loaded as `adapter_name`, or under the name of its files. `room_tokens` is the most that one
-    prompt and its answer can have together, `drafts` whether answers get drafts. At most `warm_up_sequences` answers
-    are warmed up for, and `progress` is told of that. With `learns_template` what is to be learnt of the chat template
-    is learnt now and not with the first conversation. A session that fails to open leaves nothing behind, `loaded`
-    included.
+    Making one maps the arena and starts the engine's thread; any thread may do that. `template` replaces the model's
+    own chat template; `system` is the system message of conversations that have none. `memory_bytes` is the most that
+    the cache may take if the settings leave its size open. Requests that name no adapter use the one at the path
+    `adapter`, which is loaded as `adapter_name`, or under the name of its files. `room_tokens` is the most that a
+    prompt and its answer can have together; `drafts` is true if answers get drafts. The warm-up is for at most
+    `warm_up_sequences` answers and reports to `progress`. With `learns_template` the chat template is examined now and
+    not with the first conversation. A session that fails to open closes everything, also `loaded`.
 
-    Several names of one model share what is loaded: `share` makes a session for a further one, whose `base` is the
-    first. Stopping any of them stops all.
+    Several names of one model share the loaded files: `share` makes a session for a further name, whose `base` is the
+    first session. Stopping any of them stops all.
     """
 
     def __init__(
@@ -136,9 +135,9 @@ class Session:
     def share(
         self, name: str, template: ChatTemplate | None, system: str | None, adapter: AdapterRecord | None
     ) -> Session:
-        """The session of a further name of this model, with a template, a system message and an adapter of its own.
+        """Return a session for a further name of this model, with its own template, system message and adapter.
 
-        Everything else is shared. May be called on any thread; raises what reading the adapter does.
+        Everything else is shared. May be called on any thread; raises what reading the adapter raises.
         """
         other = copy(self)
         other._own_adapter = None if adapter is None else self.adapters.load(adapter.path, name)
@@ -169,18 +168,18 @@ class Session:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights, with those of a draft model."""
+        """The bytes of the weights, with those of a draft model."""
         return self.loaded.weight_bytes
 
     @property
     def size_bytes(self) -> int:
-        """Memory that weights and cache take now."""
+        """The bytes of memory that weights and cache take now."""
         return self.weight_bytes + self.measure_cache().in_use_bytes
 
     @property
     def least_bytes(self) -> int:
-        """Memory that the model needs whatever others want: weights, and of the cache what requests hold, a floor at
-        least. All of the cache where the settings state its size, or where it is memory of a GPU.
+        """The least bytes that the model needs: weights, and the part of the cache that requests hold, at least a
+        minimum; the whole cache if the settings state its size or it is on a GPU.
         """
         cache = self.measure_cache()
         if self._keeps_arena or not self.is_on_host:
@@ -189,16 +188,16 @@ class Session:
 
     @property
     def is_on_host(self) -> bool:
-        """Whether the model runs in the host's memory, not in a GPU's."""
+        """True if the model runs in the host's memory, not in a GPU's."""
         return self.loaded.ctx.device in HOST_DEVICES
 
     async def limit_cache(self, nbytes: int) -> None:
-        """Let the cache take at most `nbytes` from now on where its size is open; see `Engine.limit_cache`."""
+        """Let the cache take at most `nbytes` from now on, if its size is open; see `Engine.limit_cache`."""
         if not self._keeps_arena:
             await self._engine.limit_cache(nbytes)
 
     def leave(self) -> None:
-        """Let go of what is this name's alone; the model runs on for the others that share it."""
+        """Let go of this name's own parts; the model runs on for the other names."""
         if self._own_adapter is not None:
             self.adapters.release(self._own_adapter, lambda: None)
 
@@ -214,80 +213,82 @@ class Session:
 
     @property
     def failure(self) -> str | None:
-        """Why the model can answer nothing more, None as long as it can."""
+        """The reason why the model can no longer answer; None as long as it can."""
         return None if self.loaded.group is None else self.loaded.group.failure
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """What the model can do, of "completion", "tools", "thinking", "vision", "audio" and "embedding"."""
+        """The model's capabilities, of "completion", "tools", "thinking", "vision", "audio" and "embedding"."""
         return self._preparation.capabilities
 
     @property
     def deaf(self) -> str:
-        """Why the model does not hear, in words; empty where it does."""
+        """The reason why the model does not hear; empty if it does."""
         return self._sight.deaf
 
     async def listen(self, data: bytes, field: str) -> tuple[int, float]:
-        """How many pieces of 30 s a sound is heard in, and its seconds. Raises InvalidRequest naming `field`."""
+        """Return the number of pieces of 30 s in a sound, and its seconds. Raises InvalidRequest naming `field`."""
         return await asyncio.to_thread(self._sight.listen, data, field)
 
     @property
     def blind(self) -> str:
-        """Why the model sees no pictures, in words; empty where it does."""
+        """The reason why the model sees no pictures; empty if it does."""
         return self._sight.blind
 
     @property
     def can_chat(self) -> bool:
-        """Whether the model has a chat template."""
+        """True if the model has a chat template."""
         return self._preparation.can_chat
 
     @property
     def chat_template(self) -> str | None:
-        """The source of the model's chat template, None where there is none."""
+        """The source of the model's chat template, None without one."""
         return self._preparation.chat_template
 
     def fit_think(self, think: bool | str | None) -> bool | str | None:
-        """What comes nearest to `think` with this model: a level becomes "on" where it knows none, and "off" becomes
-        None where its reasoning cannot be switched off.
+        """Return the setting nearest to `think` that this model has: a level becomes "on" if it knows no levels, and
+        "off" becomes None if its reasoning cannot be switched off. See `Chat.fit_think`.
         """
         return self._preparation.fit_think(think)
 
     def encode_prompt(self, prompt: Prompt, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        """Token ids of plain text (special tokens in it count as such) or of ready ids; raises InvalidRequest."""
+        """Return the token ids of plain text, with its special tokens, or check ready ids; raises InvalidRequest."""
         return self._preparation.encode_prompt(prompt, add_special=add_special, parse_special=parse_special)
 
     def encode_chat(self, request: ChatRequest) -> list[int]:
-        """Token ids of a conversation; TemplateError without a chat template, InvalidRequest for bad messages."""
+        """Return the token ids of a conversation; raises TemplateError without a chat template, InvalidRequest for bad
+        messages.
+        """
         return self._preparation.encode_chat(request)
 
     def render_chat(self, request: ChatRequest) -> str:
-        """The text of a conversation's prompt, special tokens spelt out; raises as `encode_chat` does."""
+        """Return the text of a conversation's prompt, special tokens spelt out; raises as `encode_chat` does."""
         return self._preparation.render_chat(request)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids, without control tokens."""
+        """Return the text of token ids, without control tokens."""
         return self.loaded.tokenizer.decode(token_ids)
 
     async def run(self, work: Callable[..., T], *arguments: object, reads: object = None) -> T:
-        """Do `work(*arguments)` on one of this model's own threads and return what it returns.
+        """Run `work(*arguments)` on one of this model's own threads and return its result.
 
-        What reads a prompt or renders a template belongs here: however long that takes, it holds up no other model.
-        `reads` is the request, or the texts, that it reads: much of that is done when nobody else wants the time.
+        Work that reads a prompt or renders a template belongs here: however long it takes, it delays no other model.
+        `reads` is the request, or the texts, that it reads: long ones run at a low priority.
         """
         return await self._threads.run(work, *arguments, reads=reads)
 
     @property
     def engine(self) -> EngineThread:
-        """The engine, for a cluster: its pages, and what it has to do (see `cluster_hooks`)."""
+        """The engine, for a cluster: its pages and its load (see `identity.RequestHooks`)."""
         return self._engine
 
     async def start(
         self, request: TextRequest | ChatRequest, *, client: str | None = None, source: PageSource | None = None
     ) -> AsyncStream:
-        """Start the answers to a request. It is refused here and now, or its events follow.
+        """Start the answers to a request, or refuse it by an error.
 
-        Clients share the engine evenly, however many requests each of them sends. A `source` is asked first for the
-        pages of the prompt.
+        Clients share the engine evenly, however many requests each of them sends. If there is a `source`, it brings
+        pages of the prompt first.
 
         Raises InvalidRequest, OutOfPages, QueueFull, TemplateError or EngineStopped.
         """
@@ -310,23 +311,23 @@ class Session:
         return stream
 
     def ask(self, request: TextRequest | ChatRequest) -> Stream:
-        """`start`, for a program that waits."""
+        """Start the answers to a request, for a blocking program; see `start`."""
         return self.ask_all([request])[0]
 
     def ask_all(self, requests: Iterable[TextRequest | ChatRequest], *, waits_for_room: bool = False) -> list[Stream]:
-        """Start the answers to several requests together, for a program that waits; none runs when one is refused.
+        """Start the answers to several requests together, for a blocking program; none runs if one is refused.
 
-        With `waits_for_room` those that the queue cannot hold yet are started when it can. Raises as `start` does.
+        With `waits_for_room` requests that the queue cannot hold yet start once it can. Raises as `start` does.
         """
         prepared = [self._preparation.prepare(request) for request in requests]
         return open_streams(self._engine, prepared, waits_for_room=waits_for_room)
 
     def embed_all(self, prompts: Iterable[Prompt], pooling: Pooling) -> list[Floats]:
-        """Return the embedding of each text, in order, for a program that waits; raises as `embed` does."""
+        """Return the embedding of each text, in order, for a blocking program; raises as `embed` does."""
         return list(self.embed_each(prompts, pooling))
 
     def embed_each(self, prompts: Iterable[Prompt], pooling: Pooling) -> Iterator[Floats]:
-        """`embed_all`, each as it comes; texts are read as there is room for them."""
+        """Yield the embedding of each text as it comes, in order; texts are read when there is room for them."""
         return embed_each(self._engine, (self._preparation.prepare_text(prompt, pooling) for prompt in prompts))
 
     def embed_tokens(
@@ -337,7 +338,7 @@ class Session:
         *,
         truncates: bool = False,
     ) -> Iterator[dict[int, float] | Floats]:
-        """Yield the token weights or vectors of each text (see `finish_states`), for a program that waits."""
+        """Yield the token weights or vectors of each text (see `finish_states`), for a blocking program."""
         choose_product(self.loaded.text_rules, kind, "kind")
         token_ids = list(self.encode_each(texts, "texts", choice, truncates=truncates))
         for ids, states in zip(token_ids, self.embed_each(token_ids, "none"), strict=True):
@@ -352,9 +353,9 @@ class Session:
         deadline_s: float | None = None,
         adapter: Adapter | None = None,
     ) -> Floats:
-        """Return the embedding of a text, (hidden size,), not normalised, pooled as the model says or as is asked for.
+        """Return the embedding of a text, (hidden size,), not normalised, with `pooling` or the model's own.
 
-        Raises as `start` does, and RequestFailed when the text was accepted and could not be computed.
+        Raises as `start` does, and RequestFailed if the text was accepted and could not be computed.
         """
         pooling = self.choose_pooling(pooling)
         request = self._preparation.prepare_text(prompt, pooling, client=client, deadline_s=deadline_s, adapter=adapter)
@@ -362,7 +363,7 @@ class Session:
 
     @cached_property
     def ranker(self) -> Ranker:
-        """Makes requests of pairs of texts, and numbers of their logits."""
+        """The ranker, which makes requests of pairs of texts, and scores of their logits."""
         file = self.loaded.file
         template = file.metadata.get("tokenizer.chat_template.rerank") if isinstance(file, GGUFFile) else None
         return Ranker(
@@ -376,7 +377,7 @@ class Session:
     def prepare_pairs(
         self, query: str, documents: Sequence[str], instruction: str | None = None
     ) -> list[EngineRequest]:
-        """Requests for each document with the query; raises InvalidRequest."""
+        """Return a request for each document with the query; raises InvalidRequest."""
         if not self.ranker.is_stated and not self.base._has_told_ranking:
             self.base._has_told_ranking = True
             logger.warning(
@@ -387,7 +388,7 @@ class Session:
 
     @property
     def labels_stand_apart(self) -> bool:
-        """True where a text may have several labels of the classifier at once, as a folder's files say."""
+        """True if a text may have several labels of the classifier at once, by the model's files."""
         file = self.loaded.file
         stated = {} if isinstance(file, GGUFFile) else file.config
         return stated.get("problem_type") == "multi_label_classification"
@@ -395,16 +396,18 @@ class Session:
     async def rank(
         self, request: EngineRequest, *, client: str | None = None, deadline_s: float | None = None
     ) -> Floats:
-        """The logits of one pair, which the ranker makes a number of; raises as `embed` does."""
+        """Return the logits of one pair, for the ranker to score; raises as `embed` does."""
         return await self._engine.embed(replace(request, client=client, deadline_s=deadline_s))
 
     def rank_all(self, query: str, documents: Sequence[str], instruction: str | None = None) -> list[float]:
-        """How well each document answers the query, from 0 to 1, for a program that waits; raises as `rank` does."""
+        """Return for each document how well it answers the query, from 0 to 1, for a blocking program; raises as `rank`
+        does.
+        """
         logits = embed_each(self._engine, self.prepare_pairs(query, documents, instruction))
         return [self.ranker.score(one.tolist()) for one in logits]
 
     def choose_pooling(self, asked: Pooling | None, field: str = "input") -> Pooling:
-        """How texts become vectors; raises InvalidRequest where the model has a way that mlxr has not."""
+        """Return the pooling that makes vectors of texts; raises InvalidRequest if mlxr does not know the model's."""
         if asked is None and self.loaded.pooling in (None, "none") and not self.base._has_told_pooling:
             self.base._has_told_pooling = True
             logger.warning(
@@ -415,12 +418,12 @@ class Session:
         return choose_pooling(self.loaded.pooling, asked, field)
 
     def describe_pooling(self, used: Pooling) -> str:
-        """What to tell of vectors that are pooled so."""
+        """Describe the pooling `used` for vectors; see `embedding.describe_pooling`."""
         return describe_pooling(self.loaded.pooling, used)
 
     @property
     def text_tokens(self) -> int:
-        """The most tokens of a text that becomes a vector: the context, or less where the model's files say so."""
+        """The most tokens of a text that becomes a vector: the context, or less if the model's files say so."""
         return min(self.context_tokens, self.loaded.text_rules.max_tokens or self.context_tokens)
 
     def encode_texts(
@@ -432,10 +435,10 @@ class Session:
         truncates: bool = False,
         parse_special: bool = False,
     ) -> tuple[list[list[int]], str | None]:
-        """Token ids of texts to embed, each behind the prompt of that choice, and the prompt's name.
+        """Return the token ids of texts to embed, each behind the prompt of `choice`, and the prompt's name.
 
-        What is too long is cut with `truncates`, what goes around every text stays; else ContextFull tells the counts.
-        Raises InvalidRequest naming `field` and the text's number.
+        With `truncates` a text that is too long is cut, but not the prompt and special tokens around it; otherwise
+        raises ContextFull with the counts. Raises InvalidRequest naming `field` and the text's number.
         """
         name, _ = choose_prompt(self.loaded.text_rules, choice)
         return list(self.encode_each(texts, field, choice, truncates=truncates, parse_special=parse_special)), name
@@ -449,7 +452,7 @@ class Session:
         truncates: bool = False,
         parse_special: bool = False,
     ) -> Iterator[list[int]]:
-        """`encode_texts`, one text after the other."""
+        """Yield the token ids of one text after the other; see `encode_texts`."""
         _, prompt = choose_prompt(self.loaded.text_rules, choice)
         unpooled = self._count_unpooled(prompt)
 
@@ -472,8 +475,8 @@ class Session:
                 yield outcome
 
     def _count_unpooled(self, prompt: str) -> int:
-        """Count the first tokens of a text that a mean leaves out, where the model's files say that it is without the
-        prompt: as in sentence-transformers all that the prompt alone becomes, but for a special token at its end."""
+        """Count the first tokens of a text that a mean leaves out, if the model's files exclude the prompt: as in
+        sentence-transformers, the tokens of the prompt alone without a special token at its end."""
         if not prompt or not self.loaded.text_rules.leaves_prompts_out:
             return 0
         token_ids = self.encode_prompt(prompt, parse_special=False)
@@ -494,7 +497,7 @@ class Session:
     def _encode_group(
         self, texts: Sequence[Prompt], prompt: str, choice: PromptChoice, truncates: bool, parse_special: bool
     ) -> list[list[int] | InvalidRequest]:
-        """The tokens of each text, or why it is refused; the tokenizer gets all of them at once."""
+        """Return the tokens of each text, or the error that refuses it; the tokenizer gets all texts at once."""
         bounded = list[Prompt | InvalidRequest]()
         for text in texts:
             try:
@@ -504,7 +507,7 @@ class Session:
         written = [text for text in bounded if isinstance(text, str)]
         try:
             known = dict(zip(written, self.tokenizer.encode_all(written, parse_special=parse_special), strict=True))
-        except InvalidRequest:  # which text it is, each of them tells by itself
+        except InvalidRequest:  # each text is tried by itself below, to name the one at fault
             known = {}
         return [self._fit_text(text, known, truncates, parse_special) for text in bounded]
 
@@ -538,9 +541,9 @@ class Session:
         return ContextFull("input", reason, len(token_ids), limit)
 
     async def name_pages(self, request: TextRequest | ChatRequest) -> PageNames:
-        """Which pages the prompt of a request fills, by the names under which the cache knows them.
+        """Return the names in the cache of the pages that the prompt of a request fills.
 
-        Raises as `start` does for what cannot be a prompt.
+        Raises as `start` does if it cannot be a prompt.
         """
         token_ids, pictures = await self.run(self._preparation.encode_request, request, reads=request)
         names = self._name_pages(token_ids, self._preparation.find_adapter(request.adapter), pictures)
@@ -551,16 +554,16 @@ class Session:
         return keys.cover(token_ids, len(token_ids) // self.page_size)
 
     async def stats(self) -> SessionStats:
-        """What the model takes, what its cache holds, what was computed; while a long step runs, as it was before."""
+        """Return the statistics: memory, contents of the cache, work done. During a long step those from before it."""
         stats, age_s = await self._figures.get()
         return replace(stats, age_s=age_s)
 
     def read_stats(self) -> SessionStats:
-        """`stats`, for a program that waits."""
+        """Return the statistics, for a blocking program; see `stats`."""
         return self._engine.call(self._collect_stats)
 
     def describe(self, name: str) -> WatchedModel:
-        """The model, called `name`, and where it runs."""
+        """Describe the model, called `name`, and its device, for watchers."""
         loaded = self.loaded
         return WatchedModel(
             name=name,
@@ -581,21 +584,21 @@ class Session:
         return await self._engine.read_live(self.loaded.model.work)
 
     async def stop_live(self) -> None:
-        """Record no longer what the engine does."""
+        """Stop recording what the engine does."""
         await self._engine.stop_live()
 
     async def describe_page(self, group: int, page: int) -> PageRecord | None:
-        """One page of the cache in full, None if there is no such page."""
+        """Return one page of the cache in full, None if there is no such page."""
         return await self._engine.describe_page(group, page)
 
     async def find_limits(self) -> MachineLimits | None:
-        """What this machine can do, if it was ever measured."""
+        """Return the limits of this machine, None if they were never measured."""
         return await asyncio.to_thread(self._kept_limits.find, self.loaded)
 
     async def measure_limits(self) -> MachineLimits:
-        """Measure what this machine can do, and keep it; who asks meanwhile gets the same. Answers pause for a second.
+        """Measure and keep the limits of this machine; calls at the same time share one. Answers pause for a second.
 
-        Raises DeviceError for a model that does not run on the processor, and where memory is short.
+        Raises DeviceError if the model does not run on the processor, or memory is short.
         """
         if self._measuring is None or self._measuring.done():
             self._measuring = asyncio.create_task(self._measure_limits())
@@ -607,7 +610,7 @@ class Session:
         return limits
 
     def explain_missing_limits(self) -> str:
-        """Why `find_limits` finds nothing, and what helps."""
+        """Return the reason why `find_limits` finds nothing, and what helps."""
         return explain_missing(self.loaded)
 
     def count_kernels(self) -> list[Dispatch]:
@@ -615,7 +618,7 @@ class Session:
         return self.loaded.ctx.ledger.snapshot().dispatches
 
     async def stop(self, drain_s: float = 0.0) -> None:
-        """Refuse new requests, let those under way end for at most `drain_s` seconds, cancel the rest, free the model.
+        """Refuse new requests, give running ones at most `drain_s` seconds to end, cancel the rest, free the model.
 
         Every stream gets its last events. May be called more than once.
         """
@@ -623,7 +626,7 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """`stop` at once, for a program that waits; bring cache pages to disk where that is asked for."""
+        """Stop at once, for a blocking program; write cache pages to disk if the settings ask for that."""
         self._engine.close()
         self._threads.stop()
         self.adapters.stop()
@@ -631,10 +634,10 @@ class Session:
 
 
 def map_ahead(work: Callable[[list[Prompt]], T], texts: Iterable[Prompt], threads: int) -> Generator[T, None, None]:
-    """`work` on groups of texts, in their order; with several `threads` some groups are worked on ahead.
+    """Yield the results of `work` on groups of texts, in order; with several `threads` some groups are done ahead.
 
-    On a GPU a small encoder computes texts faster than one thread makes tokens of them. A tokenizer lets go of the
-    interpreter once for a group: taking it back each time from a busy engine takes longer than a text's tokens.
+    On a GPU a small encoder computes texts faster than one thread tokenises them. A tokenizer releases the interpreter
+    lock once for a group: taking it back from a busy engine takes longer than tokenising one text.
     """
     groups = _group(texts)
     first = list(itertools.islice(groups, 2))
@@ -653,7 +656,7 @@ def map_ahead(work: Callable[[list[Prompt]], T], texts: Iterable[Prompt], thread
 
 
 def _group(texts: Iterable[Prompt]) -> Iterator[list[Prompt]]:
-    """Cut texts into groups; long ones stand nearly alone, as all tokens of a group are in memory at once."""
+    """Split texts into groups; long texts are nearly alone, as all tokens of a group are in memory at once."""
     group, length = list[Prompt](), 0
     for text in texts:
         group.append(text)
@@ -666,9 +669,9 @@ def _group(texts: Iterable[Prompt]) -> Iterator[list[Prompt]]:
 
 
 def _is_slow(request: TextRequest | ChatRequest) -> bool:
-    """Whether preparing may take long enough for others to notice.
+    """Return True if preparing may take long enough to delay others.
 
-    That is so for a grammar to compile, much text to read, and every template, which is a stranger's program.
+    That is so for a grammar, a long text, pictures, and every chat template, which is an unknown program.
     """
     is_long = isinstance(request, ChatRequest) or len(request.prompt) > INLINE_CHARACTERS
     return is_long or bool(isinstance(request, TextRequest) and request.pictures) or request.grammar is not None

@@ -1,9 +1,9 @@
-"""Pictures in conversations: from what clients send to places in a prompt.
+"""Pictures and sounds in conversations: from the parts that clients send to places in a prompt.
 
-A picture leaves its message before the chat template runs, and a mark that nobody can guess stands in its place. In the
-text that the template makes, the mark becomes what a model was trained with around its pictures, which are control
-tokens; then the one that stands for a picture becomes as many as it has rows. So a template need not know of pictures,
-and who spells these tokens in a message writes text.
+Before the chat template runs, a mark that cannot be guessed replaces each picture in its message. In the text that the
+template makes, the mark becomes the control tokens around a picture that the model was trained with; then the token
+that stands for the picture is repeated for each of its rows. So a template need not know of pictures, and these tokens
+spelt in a message are plain text.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ __all__ = [
     "read_url",
     "spell_pictures",
 ]
-MEDIA = "<__media__>"  # where a picture stands in a prompt without a conversation, as in llama.cpp
-LOW_TOKENS = 256  # of a picture that a request wants to be seen in low detail
+MEDIA = "<__media__>"  # marks a picture in a prompt without a conversation, as in llama.cpp
+LOW_TOKENS = 256  # the most for a picture in low detail
 DETAILS = ("low", "high", "auto", "original")
 
 
 def make_part(data: bytes | Address, detail: str | None = None, field: str | None = None) -> dict[str, object]:
-    """A picture as a part of a message's content; `detail` is one of DETAILS, `field` what errors call it."""
+    """Return a picture as a part of a message's content; `detail` is one of DETAILS, errors name `field`."""
     return {"type": "image", "image": data, "detail": detail, "field": field}
 
 
 def make_sound(data: bytes, field: str, piece: int | None = None) -> dict[str, object]:
-    """A sound as a part of a message's content, or a `piece` of it alone; `field` is what errors call it."""
+    """Return a sound as a part of a message's content, or only one `piece` of it; errors name `field`."""
     return {"type": "audio", "audio": data, "piece": piece, "field": field}
 
 
 def make_document(data: bytes | Address, title: str | None, field: str) -> dict[str, object]:
-    """A PDF or a text as a part of a message's content; `field` is what errors call it."""
+    """Return a PDF or a text as a part of a message's content; errors name `field`."""
     return {"type": "document", "document": data, "title": title or "", "field": field}
 
 
 def open_pictures(messages: Sequence[Message]) -> list[Message]:
-    """Messages of a program here, whose pictures are bytes, paths of files, or data: URLs as OpenAI's clients write.
+    """Open the pictures in messages of a local program: bytes, paths of files, or data: URLs as in OpenAI's clients.
 
     Raises InvalidRequest, naming the part.
     """
@@ -88,7 +88,7 @@ def _open(part: object, field: str) -> object:
 
 
 def read_picture(path: str, field: str) -> bytes:
-    """The bytes of a file. Raises InvalidRequest where there is none, or it is too large for a picture or a sound."""
+    """Return the bytes of a file. Raises InvalidRequest if it is missing, or too large for a picture or a sound."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -100,7 +100,7 @@ def read_picture(path: str, field: str) -> bytes:
 
 
 def spell_pictures(messages: Sequence[Message]) -> list[Message]:
-    """Messages whose pictures are data: URLs, as a server takes them."""
+    """Return messages whose pictures are data: URLs, for a server."""
     return [
         {**message, "content": [_spell(part) for part in parts]}
         if isinstance(parts := message.get("content"), list)
@@ -121,7 +121,7 @@ def _spell(part: object) -> object:
 
 
 def has_files(messages: object) -> bool:
-    """Tell whether some message has a picture, a sound or a document."""
+    """Return True if some message has a picture, a sound or a document."""
     return any(_is_shown(part) or _is_document(part) for part in _list_parts(messages))
 
 
@@ -142,7 +142,7 @@ def _is_document(part: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of a picture, a tile of one or a piece of a sound, for which one token stands until it becomes as many."""
+    """Rows of a picture, of a tile or of a piece of a sound; one token stands for them until it is repeated per row."""
 
     picture: Picture
     first: int = 0
@@ -151,7 +151,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Spelt:
-    """A picture in a model's own words, and the parts for which places stand among these."""
+    """A picture in the words of a model's vocabulary, and the parts whose places are among these words."""
 
     words: str
     parts: Sequence[Part]
@@ -165,9 +165,9 @@ class Shown:
     marks: Sequence[str] = ()
 
     def spell(self, text: str) -> tuple[str, list[Part]]:
-        """The text with a model's own words for the marks, and the pictures in the order in which they stand there.
+        """Return the text with the model's own words in place of the marks, and the parts in the text's order.
 
-        Raises InvalidRequest where the chat template left out or repeated one.
+        Raises InvalidRequest if the chat template left out or repeated a mark.
         """
         if any(text.count(mark) != 1 for mark in self.marks):
             raise InvalidRequest(
@@ -186,16 +186,16 @@ Heard = TypeVar("Heard", TowerSpec, EarSpec)
 
 
 def _check_words(tokenizer: Tokenizer, spec: Heard | None, lacks: str) -> tuple[Heard | None, str]:
-    """The spec where the vocabulary has all of its words, else None, and why."""
+    """Return the spec if the vocabulary has all of its words, else None, and the reason."""
     missing = [] if spec is None else [word for word in spec.words.tokens if tokenizer.token_id(word) is None]
     return (None, f"its vocabulary lacks {', '.join(missing)}") if missing else (spec, lacks)
 
 
 class Sight:
-    """How one model is shown pictures of at most `most_tokens` tokens each, and sounds; None for a spec: not at all.
+    """Shows one model pictures, of at most `most_tokens` tokens each, and sounds; without a spec it takes none of them.
 
-    `blind` says why it does not see, `deaf` why it does not hear. What requests have at addresses is fetched from these
-    `origins` alone. Safe to use from several threads.
+    `blind` says why it does not see, `deaf` why it does not hear. Addresses in requests are fetched only from
+    `origins`. Safe to use from several threads.
     """
 
     def __init__(
@@ -224,26 +224,28 @@ class Sight:
 
     @property
     def is_there(self) -> bool:
-        """Whether the model sees."""
+        """True if the model sees."""
         return self._spec is not None
 
     @property
     def blind(self) -> str:
-        """Why the model does not see, in words; empty where it does."""
+        """The reason why the model does not see; empty if it does."""
         return "" if self.is_there else self._blind
 
     @property
     def deaf(self) -> str:
-        """Why the model does not hear, in words; empty where it does."""
+        """The reason why the model does not hear; empty if it does."""
         return "" if self._ear is not None else self._deaf
 
     def listen(self, data: bytes, field: str) -> tuple[int, float]:
-        """How many pieces a sound is heard in, of 30 s but for the last, and its seconds. Raises InvalidRequest."""
+        """Return the number of pieces of a sound, of 30 s except the last, and its seconds. Raises InvalidRequest."""
         sound = self._hear([data], [field])[0]
         return len(sound.tiles), sound.seconds
 
     def take(self, request: ChatRequest) -> tuple[ChatRequest, Shown]:
-        """The conversation with marks for its pictures, and these. Raises InvalidRequest, naming the part."""
+        """Return the conversation with marks in place of its pictures, and the pictures. Raises InvalidRequest, naming
+        the part.
+        """
         if not has_files(request.messages):
             return request, NOTHING_SHOWN
         if sum(map(_is_document, _list_parts(request.messages))) > MAX_DOCUMENTS:
@@ -276,7 +278,7 @@ class Sight:
         return replace(request, messages=messages), Shown(pictures, marks)
 
     def _fetch(self, data: object, field: str, *, is_shown: bool) -> bytes:
-        """The bytes of what is shown to the model, or of a document. Raises InvalidRequest where it takes none."""
+        """Return the bytes of a picture, a sound or a document. Raises InvalidRequest if the model takes none."""
         hears = isinstance(data, bytes) and is_sound(data)
         if is_shown and not hears and self._spec is None:
             raise InvalidRequest(field, f"is a picture, and this model reads text only: {self._blind}")
@@ -289,7 +291,7 @@ class Sight:
         return data
 
     def _open_documents(self, message: Message) -> Message:
-        """The message with the pages of its documents, texts or pictures, in their places."""
+        """Return the message with each document replaced by its pages, texts or pictures."""
         content = message.get("content") if isinstance(message, Mapping) else None
         if not isinstance(content, list) or not any(map(_is_document, content)):
             return message
@@ -311,7 +313,7 @@ class Sight:
         return {**message, "content": "".join(str(one["text"]) for one in parts if isinstance(one, Mapping))}
 
     def take_text(self, request: TextRequest) -> tuple[str, Shown]:
-        """A prompt with marks for its pictures, which MEDIA stands for, and these. Raises InvalidRequest."""
+        """Return a prompt with marks in place of each MEDIA, and the pictures. Raises InvalidRequest."""
         pieces = str(request.prompt).split(MEDIA)
         if len(pieces) - 1 != len(request.pictures):
             raise InvalidRequest(
@@ -326,7 +328,7 @@ class Sight:
     def _decode(
         self, files: Sequence[bytes], fields: Sequence[str], asked: Sequence[Mapping[str, object]]
     ) -> list[Spelt]:
-        """What the model is shown of pictures and sounds, of each in the words that are for it."""
+        """Return pictures and sounds as the model is shown them, each in the words of the model."""
         heard = [place for place, data in enumerate(files) if is_sound(data)]
         sounds = self._hear([files[place] for place in heard], [fields[place] for place in heard]) if heard else []
         pictures = {place: self._spell(one, asked[place]) for place, one in zip(heard, sounds, strict=True)}
@@ -351,7 +353,7 @@ class Sight:
         return self._decoder.decode(files, fields, self._ear.rule)
 
     def _spell(self, sound: Prepared, part: Mapping[str, object]) -> Spelt:
-        """The pieces of a sound, or the one that is asked for."""
+        """Return the pieces of a sound, or the one that is asked for."""
         ear, piece = self._ear, part.get("piece")
         assert ear is not None
         tiles = sound.tiles if not isinstance(piece, int) else sound.tiles[piece : piece + 1]
@@ -365,7 +367,7 @@ class Sight:
         return [Part(picture, line * columns, columns) for line in range(lines)]
 
     def place(self, token_ids: list[int], pictures: Sequence[Part]) -> tuple[list[int], Pictures | None]:
-        """The prompt with as many tokens for each picture as it has rows, and where they stand."""
+        """Return the prompt with a token for each row of the pictures, and their places."""
         if not pictures:
             return token_ids, None
         ids = self._place_ids

@@ -1,4 +1,4 @@
-"""What a model takes and has done, as one plain value: for `LLM.stats`, the command line and /metrics."""
+"""Statistics of a loaded model, as one plain value: for `LLM.stats`, the command line and /metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mlxr.service.adapters import AdaptersUse
 
 @dataclass(frozen=True, slots=True)
 class SessionStats:
-    """Holds one moment of a loaded model, `age_s` seconds ago."""
+    """The statistics of a loaded model, `age_s` seconds ago."""
 
     model: str
     device: str
@@ -27,9 +27,9 @@ class SessionStats:
     file_bytes: int
     engine: EngineStats
     dispatches: tuple[Dispatch, ...]
-    routing: Routing | None = None  # where tokens were sent, in a model with experts
-    expert_rows: tuple[ExpertRows, ...] = ()  # what multiplied them
-    adapters: AdaptersUse | None = None  # those that are loaded; None where that is not told
+    routing: Routing | None = None  # the experts that tokens were sent to, in a model with experts
+    expert_rows: tuple[ExpertRows, ...] = ()  # by the implementation that multiplied them
+    adapters: AdaptersUse | None = None  # those that are loaded; None if that is not told
     age_s: float = 0.0
 
     @property
@@ -39,7 +39,7 @@ class SessionStats:
 
 
 def collect_stats(loaded: LoadedModel, adapters: AdaptersUse | None, engine: Engine) -> SessionStats:
-    """Bring together what the loader, the engine and the ledger know; on the thread that steps the engine."""
+    """Collect the statistics of the loader, the engine and the ledger; on the thread that steps the engine."""
     counted = loaded.ctx.ledger.snapshot()
     return SessionStats(
         model=loaded.name,
@@ -63,12 +63,12 @@ TOKENS = 8192
 
 
 def find_state_use(loaded: LoadedModel, settings: Settings) -> StateUse | None:
-    """Of a model that is loaded; None without recurrent layers."""
+    """Measure the recurrent states of a loaded model; None without recurrent layers."""
     return measure_state_use(loaded.ctx, loaded.config, settings, TOKENS)
 
 
 def read_state_use(path: Path, settings: Settings) -> StateUse | None:
-    """Of a model on the CPU by what its files say; no tensor is read. Raises as `load` does."""
+    """Estimate the recurrent states of a model on the CPU, by its metadata alone. Raises as `load` does."""
     source = open_source(path)
     source.file.close()
     return estimate_state_use(source.config, settings, TOKENS)

@@ -1,14 +1,13 @@
-"""The events of the answers to one request, for readers on an event loop (`AsyncStream`) and for those that wait.
+"""The events of the answers to one request, for readers on an event loop (`AsyncStream`) and blocking ones (`Stream`).
 
 Both are fed by the engine's events as these happen, so a stop string ends an answer whether its reader is quick or
-slow. What nobody has fetched yet is queued, at most the `max_tokens` of the request.
+slow. Unread events are queued, at most the `max_tokens` of the request.
 
-The fold of an answer's events: what they add up to, so far and at the end.
-
-Every front door renders this one fold. `AnswerFold` takes the events of one answer and keeps its sections (thoughts,
-texts and calls, one after another), its tokens and its counts; `add` tells what an event has changed, which is what a
-stream sends. `ReplyFold` holds all answers to a request with their counts together. A `Completion` is one answer that
-has ended. Nothing here knows how the events came about, or how a dialect writes them.
+Also the fold of an answer's events, which adds them up, so far and at the end. All callers use this one fold.
+`AnswerFold` takes the events of one answer and keeps its sections (thoughts, texts and calls, one after another), its
+tokens and its counts; `add` returns the changes that an event makes, for streams to send. `ReplyFold` holds all answers
+to a request with their counts together. A `Completion` is one answer that has ended. Nothing here knows how the events
+came about, or how a dialect writes them.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ from mlxr.service.identity import Brought, current_identity, use_identity
 from mlxr.service.preparation import Prepared
 
 logger = logging.getLogger(__name__)
-MAX_TEXTS, TEXTS_AT_ONCE = 256, 16  # to embed: those of one call in the queue, and those that go there together
+MAX_TEXTS, TEXTS_AT_ONCE = 256, 16  # to embed: the most of one call in the queue, and those added to it together
 
 
 class AnswerStream(ABC):
-    """Turns the engine's events of one request into those of its answers; closing it cancels what still grows.
+    """Turns the engine's events of one request into those of its answers; closing it cancels unfinished answers.
 
-    `thought_end` ends the thoughts of the answers; it is None where there are none.
+    `thought_end` ends the thoughts of the answers; it is None if there can be none.
     """
 
     def __init__(self, prepared: Prepared) -> None:
@@ -51,7 +50,7 @@ class AnswerStream(ABC):
         self.relaxed = prepared.relaxed
         self.thought_end = prepared.thought_end
         self._answers = prepared.answers
-        self._unfetched = len(self._answers)  # Finish events that nobody has taken
+        self._unfetched = len(self._answers)  # answers whose Finish event was not fetched yet
         self._ticket: Ticket | None = None
         self._identity = current_identity()
         self._brought: Brought | None = None  # pages that wait for this request
@@ -62,15 +61,15 @@ class AnswerStream(ABC):
 
     @property
     def growing(self) -> int:
-        """How many answers have an end that nobody has taken yet."""
+        """The number of answers whose end was not fetched yet."""
         return self._unfetched
 
     def attach(self, ticket: Ticket) -> None:
-        """Take the request as the engine knows it; called once, before it is started."""
+        """Keep the engine's ticket for the request; called once, before it is started."""
         self._ticket = ticket
 
     def keep(self, brought: Brought | None) -> None:
-        """Keep pages that were brought for this request until its first event; those before are dropped."""
+        """Keep pages that were brought for this request until its first event; closes those kept before."""
         if self._brought is not None:
             self._brought.close()
         self._brought = brought
@@ -85,7 +84,7 @@ class AnswerStream(ABC):
         with use_identity(self._identity):  # this runs outside of the request's own task
             try:
                 events = answer.push(event)
-            except Exception as error:  # one answer's failure must not take along the others of this step
+            except Exception as error:  # one answer's failure must not end the others of this step
                 logger.exception("an answer failed")
                 events = answer.fail(f"{type(error).__name__}: {error}")
             has_ended = answer.finished or (answer.is_over and not was_over)
@@ -103,7 +102,7 @@ class AnswerStream(ABC):
             self._ticket.cancel()
 
     def close(self) -> None:
-        """Stop what still grows and forget it; there are no more events."""
+        """Cancel unfinished answers and forget them; there are no more events."""
         self.cancel()
         self.keep(None)
         self._unfetched = 0
@@ -114,7 +113,7 @@ class AnswerStream(ABC):
 
 
 class AsyncStream(AnswerStream):
-    """An asynchronous iterator over the events, which ends after the last Finish. Letting go of it cancels it.
+    """An asynchronous iterator over the events, which ends after the last Finish. Dropping it cancels it.
 
     Belongs to the loop it was started on.
     """
@@ -126,9 +125,10 @@ class AsyncStream(AnswerStream):
         self._taker: Callable[[Sequence[Event]], bool] | None = None
 
     def pour(self, taker: Callable[[Sequence[Event]], bool]) -> None:
-        """Give `taker` what comes while the reader waits, instead of waking it, but never the end of an answer.
+        """While the reader waits, give events to `taker` instead of waking the reader, but never an answer's end.
 
-        It says whether it took the events, else the reader gets them; the reader gets the error where it fails.
+        `taker` returns True if it took the events; otherwise the reader gets them. If it fails, the reader gets the
+        error.
         """
         self._taker = taker
 
@@ -148,13 +148,13 @@ class AsyncStream(AnswerStream):
         waiter.set_result(None)
 
     def close(self) -> None:
-        """Stop what still grows and forget it; there are no more events."""
+        """Cancel unfinished answers and forget them; there are no more events."""
         super().close()
         self._events.clear()
         self._taker = None
 
     async def take(self) -> list[Event]:
-        """All events that are there, at least one; none when all answers have ended."""
+        """Return all events that are there, waiting for at least one; none once all answers have ended."""
         while not self._events and self._unfetched:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -184,14 +184,14 @@ class AsyncStream(AnswerStream):
 
 
 class Stream(AnswerStream, Closes):
-    """An iterator over the events, which waits for each and ends after the last Finish. Letting go of it cancels it.
+    """An iterator over the events, which waits for each and ends after the last Finish. Dropping it cancels it.
 
     It is fed on the engine's thread, and read by one thread at a time.
     """
 
     def __init__(self, prepared: Prepared, engine: EngineThread) -> None:
         super().__init__(prepared)
-        self._engine = engine  # which ends when nobody has it any more
+        self._engine = engine  # kept, since an engine thread ends with its last reference
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._growing = len(self._answers)  # answers that have no end yet, fetched or not
         self._ended = threading.Event()
@@ -204,12 +204,12 @@ class Stream(AnswerStream, Closes):
             self._ended.set()
 
     def wait(self) -> Stream:
-        """Wait until all answers have ended, which wakes the reader once instead of with every token."""
+        """Wait until all answers have ended; this wakes the reader once instead of with every token."""
         self._ended.wait()
         return self
 
     def end_thinking(self) -> None:
-        """Close the thought that the model is in, and let it answer; nothing happens where it does not think.
+        """Close the thought that the model is in, and let it answer; does nothing if it is not thinking.
 
         May be called from any thread.
         """
@@ -240,10 +240,9 @@ def open_streams(engine: EngineThread, prepared: Sequence[Prepared], *, waits_fo
 def embed_each(engine: EngineThread, requests: Iterable[EngineRequest]) -> Iterator[Floats]:
     """Wait for the embeddings of texts, (hidden size,) and not normalised; at most MAX_TEXTS are in the queue at once.
 
-    Requests are taken while the engine computes those before, so that its steps are full, and embeddings are given in
-    their order as they come.
+    Further requests are taken while the engine computes, so that its steps are full; embeddings come in order.
 
-    Raises as `Engine.submit` does, and RequestFailed for a text that could not be computed; the others end then.
+    Raises as `Engine.submit` does, and RequestFailed if a text could not be computed, which ends the others.
     """
     waiting = iter(requests)
     started: deque[tuple[Ticket, queue.SimpleQueue[TokenEvent], Future[None]]] = deque()
@@ -270,7 +269,7 @@ def embed_each(engine: EngineThread, requests: Iterable[EngineRequest]) -> Itera
 
 
 def forward_to(stream: AnswerStream) -> Callable[[TokenEvent], None]:
-    """A receiver for the engine that does not keep the stream alive: one that is forgotten cancels itself."""
+    """Return a receiver for the engine that does not keep the stream alive: a dropped stream cancels itself."""
     reference = weakref.ref(stream)
 
     def receive(event: TokenEvent) -> None:
@@ -283,7 +282,7 @@ def forward_to(stream: AnswerStream) -> Callable[[TokenEvent], None]:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """Names a tool to call, and what to call it with."""
+    """A tool's name and the arguments to call it with."""
 
     id: str
     name: str
@@ -292,19 +291,19 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Holds one answer that has ended."""
+    """One answer that has ended."""
 
     text: str  # ends before the stop string
     finish_reason: FinishReason
     usage: Usage
-    token_ids: tuple[int, ...] = ()  # all that were generated, the end token and those of a stop string included
-    tokens: tuple[TokenInfo, ...] = ()  # with log-probabilities, where they were asked for
+    token_ids: tuple[int, ...] = ()  # all that were generated, with the end token and those of a stop string
+    tokens: tuple[TokenInfo, ...] = ()  # with log-probabilities, if they were asked for
     stop: str | None = None  # the stop string that ended it
-    error: str | None = None  # set where `finish_reason` is ERROR or DEADLINE
-    others: tuple[Completion, ...] = ()  # the other answers to the prompt, where this is the first of several
+    error: str | None = None  # set if `finish_reason` is ERROR or DEADLINE
+    others: tuple[Completion, ...] = ()  # the other answers to the prompt, if this is the first of several
     reasoning: str = ""  # the thoughts before the text
     tool_calls: tuple[ToolCall, ...] = ()
-    timings: Timings | None = field(default=None, compare=False)  # None where it was not the engine that ended it
+    timings: Timings | None = field(default=None, compare=False)  # None if the engine did not end it
 
     @property
     def choices(self) -> tuple[Completion, ...]:
@@ -314,7 +313,7 @@ class Completion:
 
 @dataclass(slots=True)
 class Section:
-    """Holds a piece of an answer: a text, a thought, or one call of a tool. Sections follow one another."""
+    """A piece of an answer: a text, a thought, or one call of a tool. Sections follow one another."""
 
     kind: Literal["text", "thought", "call"]
     place: int  # among the sections of the answer
@@ -322,21 +321,21 @@ class Section:
     id: str = ""  # of the call
     name: str = ""  # of the tool that is called
     texts: list[str] = field(default_factory=list)  # pieces of the text, the thought, or the call's arguments as JSON
-    tokens: list[TokenInfo] = field(default_factory=list)  # with log-probabilities, where they were asked for
+    tokens: list[TokenInfo] = field(default_factory=list)  # with log-probabilities, if they were asked for
 
     @property
     def text(self) -> str:
-        """Return the text of the section so far; of a call, its arguments as JSON."""
+        """The text of the section so far; of a call, its arguments as JSON."""
         return "".join(self.texts)
 
 
 class Change(NamedTuple):
-    """Tells what an event changes in an answer: it may end a section, and adds to one, which may begin with it."""
+    """The change that an event makes in an answer: it may end a section, and adds to one, which may begin with it."""
 
     closed: Section | None = None  # the section that ends before this event, or with the answer
     grown: Section | None = None  # the section that the event belongs to; None for progress and for the end
     opens: bool = False  # `grown` begins with this event
-    text: str = ""  # what it adds to `grown`
+    text: str = ""  # added to `grown`
 
 
 @dataclass(slots=True)
@@ -346,7 +345,7 @@ class AnswerFold:
     prompt_tokens: int = 0
     started_s: float = field(default_factory=monotonic)  # by this process's clock, as `first_s`
     first_s: float | None = None  # when the first token came
-    cached_tokens: int = 0  # of the prompt, where the progress has told it
+    cached_tokens: int = 0  # of the prompt, once the progress tells it
     sections: list[Section] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     tokens: list[TokenInfo] = field(default_factory=list)
@@ -354,7 +353,7 @@ class AnswerFold:
     finish: Finish | None = None
 
     def add(self, event: Event) -> Change:
-        """Take the next event of this answer; tell what it changes."""
+        """Take the next event of this answer; returns the change that it makes."""
         match event:
             case PromptProgress():
                 self.cached_tokens = event.cached_tokens
@@ -395,49 +394,49 @@ class AnswerFold:
 
     @property
     def text(self) -> str:
-        """Return the text so far, without thoughts and calls."""
+        """The text so far, without thoughts and calls."""
         return "".join(section.text for section in self.sections if section.kind == "text")
 
     @property
     def thought(self) -> str:
-        """Return the thoughts so far."""
+        """The thoughts so far."""
         return "".join(section.text for section in self.sections if section.kind == "thought")
 
     @property
     def text_tokens(self) -> list[TokenInfo]:
-        """Return the tokens of the text, where log-probabilities were asked for."""
+        """The tokens of the text, if log-probabilities were asked for."""
         return [token for section in self.sections if section.kind == "text" for token in section.tokens]
 
     @property
     def calls(self) -> list[Section]:
-        """Return the calls of tools so far, in order."""
+        """The calls of tools so far, in order."""
         return [section for section in self.sections if section.kind == "call"]
 
     @property
     def ended(self) -> Finish:
-        """Return how the answer ended; raise ValueError while it grows."""
+        """The end of the answer; raises ValueError before it has ended."""
         if self.finish is None:
             raise ValueError("the events end without a Finish")
         return self.finish
 
     @property
     def usage(self) -> Usage:
-        """Return the token counts at the end, or so far."""
+        """The token counts at the end, or so far."""
         if self.finish is not None:
             return self.finish.usage
         return Usage(self.prompt_tokens, len(self.token_ids), self.cached_tokens, self.thought_tokens)
 
     @property
     def generated_tokens(self) -> int:
-        """Count the tokens of the answer so far."""
+        """The number of tokens of the answer so far."""
         return len(self.token_ids)
 
     def read_clock(self) -> Timings:
-        """Return the times of an answer that still grows, as the clock here has them."""
+        """Return the times of an unfinished answer, by this process's clock."""
         return _time(self.started_s, self.first_s)
 
     def complete(self) -> Completion:
-        """Return the answer that has ended; raises ValueError for one that has not."""
+        """Return the finished answer; raises ValueError if it has not ended."""
         finish = self.ended
         return Completion(
             self.text,
@@ -473,17 +472,17 @@ class ReplyFold:
 
     @property
     def generated_tokens(self) -> int:
-        """Count the tokens of all answers so far."""
+        """The number of tokens of all answers so far."""
         return sum(answer.generated_tokens for answer in self.answers)
 
     @property
     def ended_tokens(self) -> int:
-        """Count the tokens of the answers that have ended."""
+        """The number of tokens of the answers that have ended."""
         return sum(finish.usage.completion_tokens for finish in self._finishes)
 
     @property
     def cached_tokens(self) -> int:
-        """Count prompt tokens that came from the cache; of a prompt's answers, the one that found the most counts."""
+        """The number of prompt tokens from the cache; of a prompt's answers, the one that found the most counts."""
         return sum(
             max(answer.usage.cached_tokens for answer in self.answers[start : start + self.answers_each])
             for start in range(0, len(self.answers), self.answers_each)
@@ -491,12 +490,12 @@ class ReplyFold:
 
     @property
     def thought_tokens(self) -> int:
-        """Count the tokens of thoughts."""
+        """The number of tokens of thoughts."""
         return sum(answer.thought_tokens for answer in self.answers)
 
     @property
     def timings(self) -> Timings | None:
-        """Return the times of the slowest answer that has ended, drafts of all; None where the engine measured none."""
+        """The times of the slowest answer that has ended, drafts of all; None if the engine measured none."""
         measured = [finish.timings for finish in self._finishes if finish.timings is not None]
         if not measured:
             return None
@@ -511,7 +510,7 @@ class ReplyFold:
         )
 
     def read_clock(self) -> Timings:
-        """Return the times of answers that still grow, as the clock here has them."""
+        """Return the times of unfinished answers, by this process's clock."""
         begun = [answer.first_s for answer in self.answers if answer.first_s is not None]
         return _time(self.answers[0].started_s, min(begun, default=None))
 
@@ -521,7 +520,7 @@ class ReplyFold:
 
 
 def fold_events(events: Iterable[Event]) -> Completion:
-    """Add up the events of one prompt's answers; raises ValueError when one of them does not end with a Finish."""
+    """Add up the events of one prompt's answers; raises ValueError if one of them does not end with a Finish."""
     answers: defaultdict[int, AnswerFold] = defaultdict(AnswerFold)
     for event in events:
         answers[event.index].add(event)

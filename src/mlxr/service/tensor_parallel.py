@@ -1,9 +1,8 @@
-"""Tensor parallelism over the GPUs of one machine: a process for each, its rank. This one, rank 0, plans the steps.
+"""Tensor parallelism over the GPUs of one machine: a process (rank) for each. This one, rank 0, plans the steps.
 
-The other processes are started here. `python -m mlxr.service.tensor_parallel LINK LIFE` is what they run, with the
-descriptors of a socket to rank 0, and of a pipe whose end says that rank 0 is gone. They open the same files, keep
-their shares of the weights, and compute each step that `engine.tensor_parallel` broadcasts. Sums are all-reduced on the
-devices.
+The other processes are started here and run `python -m mlxr.service.tensor_parallel LINK LIFE`, with the descriptors
+of a socket to rank 0, and of a pipe whose end tells that rank 0 is gone. They open the same files, keep their shares of
+the weights, and compute each step that `engine.tensor_parallel` broadcasts. Sums are all-reduced on the devices.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ COMMAND = (sys.executable, "-m", "mlxr.service.tensor_parallel")
 
 
 class RankProcess:
-    """The process of rank `rank`, which runs `command`. It ends with this one: it sees the end of a pipe that nobody
-    else holds."""
+    """The process of rank `rank`, which runs `command`. It ends with this one, by the end of a pipe that only this
+    process holds."""
 
     def __init__(self, rank: int, device: str, count: int, command: Sequence[str] = ()) -> None:
         self.rank = rank
@@ -52,7 +51,7 @@ class RankProcess:
             pass_fds=(theirs.fileno(), life),
             stdin=subprocess.DEVNULL,
             env=environment,
-            start_new_session=True,  # what interrupts this process does not interrupt that one
+            start_new_session=True,  # an interrupt of this process does not reach that one
         )
         theirs.close()
         os.close(life)
@@ -63,7 +62,7 @@ class RankProcess:
         return self._process.pid
 
     def wait(self) -> str:
-        """Wait for its end, and tell how it ended."""
+        """Wait for the process; returns how it ended."""
         code = self._process.wait()
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
@@ -78,14 +77,14 @@ class RankProcess:
 
 
 def order_devices(rank: int, count: int) -> str:
-    """The GPUs that a rank may see, its own first: all that this process sees."""
+    """Return all GPUs that this process sees, in the order for a rank: its own first."""
     given = os.environ.get(VISIBLE)
     names = given.split(",") if given else [str(number) for number in range(count)]
     return ",".join([names[rank], *names[:rank], *names[rank + 1 :]])
 
 
 class RankGroup:
-    """All ranks of one model: `ctx` is this one's, `free_bytes` the least memory that any of the others has left."""
+    """All ranks of one model: `ctx` is this rank's, `free_bytes` the least free memory of the other ranks."""
 
     def __init__(self, ctx: Any, processes: list[RankProcess]) -> None:
         self.ctx, self.processes = ctx, processes
@@ -94,11 +93,11 @@ class RankGroup:
 
     @property
     def failure(self) -> str | None:
-        """Why nothing can be computed any more, None as long as it can."""
+        """The reason why the group can no longer compute; None as long as it can."""
         return self._ranks.failure
 
     def wait_ready(self) -> None:
-        """Wait until all have loaded their shares. Raises DeviceError where one of them has ended."""
+        """Wait until all ranks have loaded their shares. Raises DeviceError if one of them has ended."""
         known = []
         for process in self.processes:
             try:
@@ -113,7 +112,7 @@ class RankGroup:
         self.free_bytes = min((free for free in known if free), default=None)
 
     def lead(self, model: Model) -> TensorParallelModel:
-        """The model, of which the others compute their shares with each step."""
+        """Return the model whose steps the other ranks compute, too, each its share."""
         return TensorParallelModel(model, self._ranks)
 
     def close(self) -> None:
@@ -124,7 +123,7 @@ class RankGroup:
 def start_group(path: Path, device: str, settings: Settings) -> RankGroup:
     """Start the other ranks, which begin to load the model at `path`.
 
-    Raises SettingError where the device is no GPU or there are too few, DeviceError where they cannot reach each other.
+    Raises SettingError if the device is no GPU or there are too few, DeviceError if they cannot reach each other.
     """
     count = settings.gpus
     if settings.store_bytes:
@@ -156,7 +155,7 @@ def run_rank(link: socket.socket, life: int) -> None:
     ctx = open_other(given["device"], link, given["rank"], given["count"])
     try:
         loaded = load(given["path"], context_tokens=given["context_tokens"], ctx=ctx)
-    except MlxrError as error:  # the first rank says so, unless it has found the same by itself
+    except MlxrError as error:  # rank 0 reports it, unless it has found the same by itself
         send_bytes(link, str(error).encode())
         return
     send_bytes(link, str(ctx.read_free_bytes() or 0).encode())
@@ -164,7 +163,7 @@ def run_rank(link: socket.socket, life: int) -> None:
 
 
 def end_with(life: int) -> None:
-    """End this process, whatever its device waits for, when the pipe does."""
+    """End this process when the pipe ends, even if its device still waits."""
     os.read(life, 1)
     os._exit(0)
 

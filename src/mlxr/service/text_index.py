@@ -1,9 +1,9 @@
-"""Vectors of texts on disk: each is computed once, whatever interrupts; and a search by question over a folder's files.
+"""Vectors of texts on disk, each computed only once; and a search by question over a folder's files.
 
-One SQLite file keeps vectors as little-endian float32 under the digests of their texts, each from the moment it is
-computed, so a process that is killed loses what was under way alone. It belongs to one way of making vectors, which
+One SQLite file keeps vectors as little-endian float32 under the digests of their texts. Each is stored once it is
+computed, so a process that is killed loses only unfinished ones. The file belongs to one way of making vectors, which
 its `identity` names. A search reads all vectors and multiplies: for some ten thousand that is quicker than an index of
-neighbours, and exact. Knows no model: who calls computes vectors.
+neighbours, and exact. Knows no model: the caller computes vectors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Report = Callable[[int, int], None]
 SUFFIXES = frozenset({".md", ".markdown", ".rst", ".txt", ".pdf"})
 MAX_FILE_BYTES = 32 << 20
 _VERSION = "1"
-# Large pages, and a map of the file, as a search reads all vectors.
+# Large pages, and the file mapped into memory, as a search reads all vectors.
 _PRAGMAS = "PRAGMA page_size=32768; PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA mmap_size=1073741824;"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -43,7 +43,7 @@ CREATE INDEX IF NOT EXISTS chunks_of_texts ON chunks (digest);
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A part of a file that begins at that line, and how near it is to the question: the cosine of their vectors."""
+    """A part of a file, from that line on, and its nearness to the question: the cosine of their vectors."""
 
     path: str
     line: int
@@ -62,9 +62,9 @@ class Change:
 
 
 class VectorStore(Closes):
-    """The vectors in the SQLite file at `path`, which is made where it is not there.
+    """The vectors in the SQLite file at `path`, which is made if it is missing.
 
-    Raises InvalidRequest where it holds those of another `identity`, MlxrError where it is none of ours or broken.
+    Raises InvalidRequest if it holds those of another `identity`, MlxrError if it is none of ours or broken.
     """
 
     def __init__(self, path: Path, identity: str) -> None:
@@ -84,7 +84,7 @@ class VectorStore(Closes):
             raise MlxrError(f"{path}: cannot be used as a file of vectors: {error}; delete it to begin anew") from error
 
     def fill(self, texts: Sequence[str], embed: Embed, progress: Report | None = None) -> int:
-        """Compute the vectors of those texts that have none, each kept as it comes; returns how many there were."""
+        """Compute and store the vectors of those texts that have none; returns their number."""
         wanted = {digest_text(text): text for text in texts}
         have = self._list_digests()
         missing = {digest: text for digest, text in wanted.items() if digest not in have}
@@ -100,7 +100,7 @@ class VectorStore(Closes):
         return len(missing)
 
     def read(self, texts: Sequence[str]) -> Vector:
-        """The vectors of texts that all have one, (texts, size)."""
+        """Return the vectors of texts that all have one, (texts, size)."""
         stored = dict(self._db.execute("SELECT digest, vector FROM vectors"))
         return _join([stored[digest_text(text)] for text in texts])
 
@@ -108,7 +108,7 @@ class VectorStore(Closes):
         return {digest for (digest,) in self._db.execute("SELECT digest FROM vectors")}
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._db.close()
 
     def delete(self) -> None:
@@ -119,7 +119,7 @@ class VectorStore(Closes):
 
 
 class TextIndex(VectorStore):
-    """The text files of a folder in passages of at most `characters`, with their vectors, to be asked."""
+    """The text files of a folder in passages of at most `characters`, with their vectors, for searches."""
 
     def __init__(self, path: Path, identity: str, characters: int = 800) -> None:
         super().__init__(path, f"{identity}, passages of {characters}")
@@ -127,9 +127,9 @@ class TextIndex(VectorStore):
         self._loaded: tuple[list[bytes], Vector] | None = None
 
     def update(self, folder: Path, embed: Embed, progress: Report | None = None) -> Change:
-        """Read the files that are new or changed since, forget those that are gone, and compute what is missing.
+        """Read the files that are new or changed, forget those that are gone, and compute missing vectors.
 
-        Files of other kinds, hidden ones and those behind links are left alone. Raises InvalidRequest for no folder.
+        Files of other kinds, hidden ones and those behind links are left out. Raises InvalidRequest if it is no folder.
         """
         if not folder.is_dir():
             raise InvalidRequest("FOLDER", f"{folder} is no folder")
@@ -157,7 +157,7 @@ class TextIndex(VectorStore):
         return Change(len(changed), len(gone), computed, tuple(skipped))
 
     def find(self, question: Vector, count: int = 5) -> list[Passage]:
-        """The passages nearest to the vector of a question, the nearest first."""
+        """Return the passages nearest to the vector of a question, the nearest first."""
         digests, vectors = self._load()
         if not digests:
             return []
@@ -197,7 +197,7 @@ class TextIndex(VectorStore):
 
 
 def recall_model(path: Path) -> str | None:
-    """The name of the model that made the vectors of an index, None where there is none yet."""
+    """Return the name of the model that made the vectors of an index, None if there is no index yet."""
     if not path.is_file():
         return None
     try:
@@ -209,15 +209,15 @@ def recall_model(path: Path) -> str | None:
 
 
 def digest_text(text: str) -> bytes:
-    """The name under which a text's vector is kept, 16 bytes."""
+    """Return the key of a text's vector, 16 bytes."""
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 def split_passages(text: str, characters: int) -> Iterator[tuple[int, str]]:
-    """Passages of at most `characters` with the lines, from 1, where they begin.
+    """Yield passages of at most `characters` with the lines, from 1, where they begin.
 
     Paragraphs stay together as far as they fit. A heading of Markdown begins a passage; a paragraph that is too long is
-    cut behind a sentence, else behind a word.
+    cut after a sentence, else after a word.
     """
     line, held, held_line = 1, "", 1
     for paragraph in re.split(r"(\n[ \t]*\n\s*|\n(?=#{1,6} ))", text):
@@ -238,7 +238,7 @@ def split_passages(text: str, characters: int) -> Iterator[tuple[int, str]]:
 
 
 def _cut(text: str, characters: int) -> Iterator[tuple[int, str]]:
-    """Pieces of a paragraph, and how many lines are before each."""
+    """Yield the pieces of a paragraph, and the number of lines before each."""
     at = 0
     while at < len(text):
         piece = text[at : at + characters]
@@ -251,7 +251,7 @@ def _cut(text: str, characters: int) -> Iterator[tuple[int, str]]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file in UTF-8, or of a PDF; raises MlxrError saying why there is none."""
+    """Return the text of a file in UTF-8, or of a PDF; raises MlxrError with the reason if there is none."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise MlxrError(f"has more than {MAX_FILE_BYTES >> 20} MiB")

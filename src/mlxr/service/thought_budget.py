@@ -1,14 +1,14 @@
-"""Bounds what a model thinks: when its budget is used up, its thought is closed with a message and the answer goes on.
+"""Bounds a model's thoughts: when the budget is used up, a message closes the thought and the answer goes on.
 
 `ThoughtBudget` is a constraint, alone or around that of a grammar. It reads the answer's tokens as text, counts those
-inside a thought, and when the thought is due to end allows nothing but the tokens of the message and of the closing
-tag, one after another. Until then it leaves every token free, so an answer that thinks less is the one that it would be
-without a budget. What it allows depends on the answer's tokens and on how many may still come, and on nothing else,
-unless somebody calls `ThoughtEnd.end` while the answer grows.
+inside a thought, and when the thought is due to end allows only the tokens of the message and of the closing tag, one
+after another. Until then every token is free, so an answer that thinks less is the same as without a budget. The
+allowed tokens depend only on the answer's tokens and on how many may still come, unless `ThoughtEnd.end` is called
+while the answer grows.
 
-What is left of `max_tokens`, or of the context, may be less than the budget. Then a thought ends so early that a
-quarter of all tokens of the answer stay for what comes behind it, unless these are so few that they are not worth
-sharing. Where there is no room for the message, the closing tag comes alone.
+The rest of `max_tokens`, or of the context, may be less than the budget. Then a thought ends early enough to leave a
+quarter of all tokens of the answer for the text behind it, unless the answer may have very few tokens. If there is no
+room for the message, the closing tag comes alone.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from mlxr.engine.request import FREE_TOKENS, Mask, TokenConstraint
 from mlxr.service.reasoning import Tags, hold_back, list_open_ids
 from mlxr.tokenizers import Tokenizer
 
-ANSWER_SHARE = 4  # one part in so many of an answer's tokens stays for what follows the thought
-LEAST_TOKENS = 16  # of an answer of fewer, a thought may take all
-MOST_PARTS = 4  # bytes of one character, which a thought is not cut within
+ANSWER_SHARE = 4  # a quarter of an answer's tokens stays for the text behind the thought
+LEAST_TOKENS = 16  # a thought may take all of an answer with fewer tokens
+MOST_PARTS = 4  # bytes of one character; a thought is never cut within one
 
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """The settings: most tokens of thought (None: any number), and what is said where these are used up."""
+    """The settings for thoughts: their most tokens (None: any number), and the message when these are used up."""
 
     budget_tokens: int | None = None
     message: str = THINKING_MESSAGE
 
     @classmethod
     def read(cls, settings: ModelSettings) -> Thinking:
-        """Take them from the settings of a model."""
+        """Read them from the settings of a model."""
         return cls(settings.thinking_budget_tokens, settings.thinking_message)
 
 
@@ -57,10 +57,10 @@ class ThoughtEnd:
 
 @dataclass(frozen=True, slots=True)
 class ThoughtTokens:
-    """What budgets need of one vocabulary; made once for a model and a message.
+    """The tokens of one vocabulary that budgets need; made once for a model and a message.
 
-    `message_ids` are said before `close_ids`. Where thoughts are messages that may follow one another, `banned_id` is
-    the token that makes one of a message whose header has come as far as `header`.
+    `message_ids` come before `close_ids`. If thoughts are messages that may follow one another, `banned_id` is the
+    token that turns a message into a thought once its header reads `header`.
     """
 
     tokenizer: Tokenizer
@@ -73,7 +73,7 @@ class ThoughtTokens:
 
 
 def collect_thought_tokens(tokenizer: Tokenizer, tags: Tags, message: str, vocab_size: int) -> ThoughtTokens:
-    """Read tags and message as tokens. The message gets a line of its own; from a closing tag on it is not said."""
+    """Read tags and message as tokens. The message gets its own line and is cut at a closing tag."""
     message = message.partition(tags.close)[0]
     said = f"\n\n{message}\n" if message else ""
     every = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
@@ -91,22 +91,22 @@ def collect_thought_tokens(tokenizer: Tokenizer, tags: Tags, message: str, vocab
 
 
 def _encode_tag(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """A tag as tokens: the one that it is, or else its parts, control tokens among them."""
+    """Return a tag as tokens: its own token, or else its parts, control tokens among them."""
     token_id = tokenizer.token_id(text)
     return (token_id,) if token_id is not None else tuple(tokenizer.encode(text, add_special=False, parse_special=True))
 
 
 class _Place(Enum):
     OUTSIDE = auto()  # a thought may begin
-    LABEL = auto()  # behind the opening tag, where a label is no part of the thought
+    LABEL = auto()  # behind the opening tag; a label there is no part of the thought
     INSIDE = auto()
-    ANSWER = auto()  # nothing more is thought
+    ANSWER = auto()  # no further thought can begin
 
 
 class ThoughtBudget:
-    """At most `budget_tokens` of thought in one answer (None: any number), or fewer if `end` is asked to.
+    """Allows at most `budget_tokens` of thought in one answer (None: any number), or fewer if `end` asks for it.
 
-    `inner` is what else holds for the tokens. `is_thinking` says that the prompt ends inside a thought.
+    `inner` is a further constraint on the tokens. `is_thinking` says that the prompt ends inside a thought.
     """
 
     def __init__(
@@ -122,20 +122,20 @@ class ThoughtBudget:
         self._place = _Place.INSIDE if is_thinking else _Place.OUTSIDE
         self._held = b""  # text that may be the beginning of a tag, or of a character
         self._thought_tokens = 0
-        self._forced: tuple[int, ...] = ()  # what is left of the end that was begun
+        self._forced: tuple[int, ...] = ()  # the rest of the closing tokens
         self._waited_tokens = 0  # for the rest of a character
-        self._is_wanted = False  # the end, from outside
+        self._is_wanted = False  # the end was asked for from outside
         self._most: int | None = None  # tokens that the answer may have
         self._left: int | None = None
 
     @property
     def needs_end(self) -> bool:
-        """Whether a grammar ends the answer with an end token."""
+        """True if a grammar ends the answer with an end token."""
         return self._inner is not None and self._inner.needs_end
 
     def count_free(self) -> int:
-        """Return how many of the next tokens may be any; FREE_TOKENS once nothing is bounded any more."""
-        # Only here, so that a token is asked for and taken by the same rules.
+        """Return the number of next tokens that are free; FREE_TOKENS once nothing is bounded any more."""
+        # Read only here, so that `fill_mask` and `accept` of a token follow the same rules.
         self._is_wanted = self._end.is_wanted
         return 0 if self._inner is not None else self._count_free()
 
@@ -154,25 +154,25 @@ class ThoughtBudget:
             mask[banned_id // 32] &= ~np.uint32(1 << banned_id % 32)
 
     def accept(self, token_id: int) -> None:
-        """Take the token that was drawn."""
+        """Go on after the sampled token."""
         forced = self._list_forced()
         if self._inner is not None:
             self._inner.accept(token_id)
         self._read(token_id, forced)
 
     def look_ahead(self, tokens_left: int) -> int:
-        """How many of the newest tokens the grammar may take back; the first `tokens_left` are all there are."""
+        """Return the number of newest tokens that the grammar may take back; the first call has the answer's limit."""
         self._left = tokens_left
         if self._most is None:
             self._most = tokens_left
         return 0 if self._inner is None else self._inner.look_ahead(tokens_left)
 
     def close(self) -> Sequence[int]:
-        """Return what the grammar ends the answer with."""
+        """Return the tokens with which the grammar ends the answer."""
         return () if self._inner is None else self._inner.close()
 
     def count_allowed(self, token_ids: Sequence[int]) -> int:
-        """How many of these tokens may come next, one after another; changes nothing."""
+        """Return the number of these tokens that may come next, one after another; changes nothing."""
         allowed = len(token_ids) if self._inner is None else self._inner.count_allowed(token_ids)
         if self._count_free() >= allowed:
             return allowed
@@ -185,7 +185,7 @@ class ThoughtBudget:
         return allowed
 
     def fork(self) -> ThoughtBudget:
-        """Return a copy that goes on by itself from the same state; what ends one from outside ends the other too."""
+        """Return an independent copy in the same state; both share `ThoughtEnd`."""
         return self._copy(None if self._inner is None else self._inner.fork())
 
     def _copy(self, inner: TokenConstraint | None) -> ThoughtBudget:
@@ -197,26 +197,26 @@ class ThoughtBudget:
 
     @property
     def _is_spent(self) -> bool:
-        """Whether no further thought may begin."""
+        """True if no further thought may begin."""
         return self._is_wanted or (self._budget is not None and self._thought_tokens >= self._budget)
 
     @property
     def _answer_tokens(self) -> int:
-        """How many tokens stay for the answer."""
+        """The number of tokens that stay for the text behind the thought."""
         return 0 if self._most is None or self._most < LEAST_TOKENS else self._most // ANSWER_SHARE
 
     @property
     def _ending(self) -> tuple[int, ...]:
-        """The tokens that close the thought: behind the message, if something was thought and there is room for it."""
+        """The tokens that close the thought, with the message if the thought is not empty and there is room."""
         close_ids = self._tokens.close_ids
         whole = (*self._tokens.message_ids, *close_ids)
         fits = self._left is None or self._left - len(whole) >= self._answer_tokens
         return whole if fits and self._thought_tokens else close_ids
 
     def _count_room(self) -> int:
-        """How many more tokens of thought leave room for an answer; without a budget the thought may take all.
+        """Return the number of tokens of thought that still leave room for an answer; unlimited without a budget.
 
-        Room is kept for the message, too, where that takes no more than the answer.
+        Room is kept for the message, too, if it takes no more than the answer.
         """
         if self._budget is None or self._left is None or not self._answer_tokens:
             return FREE_TOKENS - 1
@@ -239,7 +239,7 @@ class ThoughtBudget:
         return max(1, room)  # a thought has to be opened before it can be closed
 
     def _list_forced(self) -> tuple[int, ...]:
-        """The tokens that have to come now; none where the next one is free."""
+        """Return the tokens that must come now; none if the next one is free."""
         if self._forced or self._place is not _Place.INSIDE or self._count_free():
             return self._forced
         if self._waited_tokens < MOST_PARTS - 1 and _ends_in_character(self._held):
@@ -251,12 +251,12 @@ class ThoughtBudget:
         return self._ending
 
     def _find_banned(self) -> int | None:
-        """The token that would begin one more thought where none may."""
+        """Return the token that would begin a further thought here, if none may begin."""
         at_header = self._place is _Place.OUTSIDE and self._held.endswith(self._tokens.header)
         return self._tokens.banned_id if at_header and self._tokens.header and self._is_spent else None
 
     def _read(self, token_id: int, forced: tuple[int, ...]) -> None:
-        """Go on behind a token; `forced` are those that had to come."""
+        """Go on after a token; `forced` are the tokens that had to come."""
         was_inside, is_due = self._place is _Place.INSIDE, self._place is _Place.INSIDE and not self._count_free()
         self._forced = forced[1:]
         self._held += self._tokens.tokenizer.token_bytes(token_id)
@@ -269,7 +269,7 @@ class ThoughtBudget:
             self._waited_tokens += is_due
 
     def _advance(self) -> bool:
-        """One step over what is held; whether there may be another one."""
+        """Do one step over the held text; returns True if another step may follow."""
         tags = self._tokens.tags
         if self._place is _Place.OUTSIDE:
             return self._look_for_thought(tags)
@@ -291,7 +291,7 @@ class ThoughtBudget:
         return False
 
     def _look_for_thought(self, tags: Tags) -> bool:
-        """Find the opening tag where the answer begins, or, where thoughts are messages of their own, anywhere."""
+        """Find the opening tag at the answer's beginning, or anywhere if thoughts are messages of their own."""
         opening = tags.open.encode()
         if tags.follow:
             _, found, rest = self._held.partition(opening)
@@ -310,7 +310,7 @@ class ThoughtBudget:
 
 
 def _ends_in_character(text: bytes) -> bool:
-    """Whether bytes end within a character of UTF-8."""
+    """Return True if bytes end within a character of UTF-8."""
     for size in range(1, min(MOST_PARTS, len(text) + 1)):
         lead = text[-size]
         if lead & 0xC0 != 0x80:

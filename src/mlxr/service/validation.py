@@ -1,4 +1,4 @@
-"""Proof that the fast path is the one that runs and that it is right: a prompt and some tokens, watched closely.
+"""Checks that the fast implementations run, and that they are right, with a prompt and some generated tokens.
 
 The model runs through the engine as always. Every call's logits are kept and compared with those of the reference
 backend, which computes the same tokens in NumPy float32; the ledger tells which implementations ran.
@@ -35,8 +35,8 @@ Floats = npt.NDArray[np.float32]
 CACHE_CHECK_PAGES = 3
 FULL_SEQUENCES, FULL_TOKENS = 8, 8192
 CACHE_CHECK_TOKENS = 8
-# Native products round activations: to 8 bits where the weights are quantised, to 16 bits or not at all where they are
-# floats. How far that moves the logits depends on the model, so the reference is moved as much and then measured.
+# Native products round activations: to 8 bits if the weights are quantised, to 16 bits or not at all if they are
+# floats. The effect on the logits depends on the model, so the reference's weights are moved as much to measure it.
 MOVED_QUANTISED, MOVED_FLOAT = 0.005, 0.0005
 MAX_TIMES_MOVED = 4.0
 MAX_PRODUCT_ERROR = 0.05
@@ -47,8 +47,8 @@ MIN_RELATIVE_ERROR, MIN_DIVERGENCE_NATS = 0.002, 1e-5
 class Reference:
     """Logits of the reference backend, (positions, vocabulary): `rows`, and `moved` with weights that are a little off.
 
-    `product_error` is the largest that `Decoder.compare_products` found, and that of a layer that drafts, which takes
-    `draft_bytes`.
+    `product_error` is the largest error that `Decoder.compare_products` found, in the drafting layer, too; that layer
+    takes `draft_bytes`.
     """
 
     rows: Floats
@@ -59,12 +59,12 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class LogitsCheck:
-    """How far the logits are from the reference's over `positions` positions.
+    """The difference between the logits and the reference's over `positions` positions.
 
     `relative_error` is the root mean square difference divided by the reference's standard deviation, averaged over
     the positions; `divergence_nats` the mean Kullback-Leibler divergence from the reference's distribution;
-    `same_greedy` at how many positions the likeliest token is the same. Both bounds are those of this model: how far
-    its logits move when every weight is off by as much as rounding activations changes products. `product_error` is the
+    `same_greedy` the number of positions with the same likeliest token. Both bounds are measured for this model: its
+    logits' change when every weight is off by as much as rounding activations changes products. `product_error` is the
     largest error of a single weight's products.
     """
 
@@ -78,7 +78,7 @@ class LogitsCheck:
 
     @property
     def agree(self) -> bool:
-        """Whether the criterion holds; not-a-number never does."""
+        """True if the criterion holds; it never does for not-a-number."""
         return (
             self.relative_error <= self.max_relative_error
             and self.divergence_nats <= self.max_divergence_nats
@@ -98,11 +98,11 @@ class LogitsCheck:
 
 @dataclass(frozen=True, slots=True)
 class CacheCheck:
-    """What the cache made of one prompt: two answers side by side, then the same prompt once more.
+    """The check of the cache with one prompt: two answers side by side, then the same prompt once more.
 
-    `cached_tokens` of the last prompt's `prompt_tokens` came out of the cache. `sharing` is the cache while both
-    answers grew, `after` when all had ended and the cache was closed. `answers_agree` when every answer was that of a
-    request that ran alone, without pages and sharing.
+    `cached_tokens` of the last prompt's `prompt_tokens` came out of the cache. `sharing` has the cache's statistics
+    while both answers grew, `after` those when all had ended and the cache was closed. `answers_agree` if every answer
+    equals that of a request that runs alone, without pages and sharing.
     """
 
     prompt_tokens: int
@@ -114,7 +114,7 @@ class CacheCheck:
 
 @dataclass(frozen=True, slots=True)
 class FullUse:
-    """Bytes of the cache for `sequences` of `tokens` each: needed as the layers are, and if none had a window."""
+    """Bytes of the cache for `sequences` of `tokens` each: those needed, and those needed if no layer had a window."""
 
     sequences: int
     tokens: int
@@ -124,7 +124,7 @@ class FullUse:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """What was measured and found."""
+    """The measurements and findings of a validation."""
 
     prompt_tokens: int
     generated_tokens: int
@@ -144,23 +144,23 @@ class Validation:
 
     @property
     def decode_tokens_per_s(self) -> float:
-        """Decoded tokens per second of one request that runs alone."""
+        """The decoded tokens per second of one request that runs alone."""
         return 1000 / self.decode_ms_per_token
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
-        """Weights read per second while decoding."""
+        """The bytes of weights read per second while decoding."""
         return self.step_bytes * self.decode_tokens_per_s
 
     @property
     def reference_runs(self) -> list[str]:
-        """Operators that have a native implementation but ran the reference."""
+        """The operators that have a native implementation but ran the reference."""
         native = list_native_operators(self.implementation)
         return sorted({row.operator for row in self.dispatches if row.implementation == "reference"} & native)
 
     @property
     def passed(self) -> bool:
-        """Whether native code ran wherever there is some, the logits agree, and so do answers out of the cache."""
+        """True if native code ran wherever there is some, and logits and answers out of the cache agree."""
         return not self.reference_runs and self.logits.agree and self.cache.answers_agree
 
 
@@ -177,17 +177,17 @@ class LogitsTap:
         return self._model.config
 
     def forward(self, batch: Any, arena: Any) -> Floats:
-        """The model's logits, which are also kept."""
+        """Return the model's logits, and keep a copy."""
         logits = self._model.forward(batch, arena)
         self.rows.append(np.array(logits, np.float32))
         return logits
 
     def forward_hidden(self, batch: Any, arena: Any) -> Floats:
-        """The model's states, of which nothing is kept."""
+        """Return the model's states; nothing is kept."""
         return self._model.forward_hidden(batch, arena)
 
     def project(self, hidden: Floats, adapters: Sequence[Adapter | None] = ()) -> Floats:
-        """The model's logits, which are also kept."""
+        """Return the model's logits, and keep a copy."""
         logits = self._model.project(hidden, adapters)
         self.rows.append(logits.copy())
         return logits
@@ -202,7 +202,7 @@ def validate_model(
 ) -> Validation:
     """Run `prompt_ids` and `generate_tokens` greedy tokens, after a warm-up, and compare with the reference.
 
-    What is measured and compared is all computed, nothing comes out of the cache; the cache is looked at afterwards.
+    All that is measured and compared is computed, not taken from the cache; the cache is checked afterwards.
     """
     tap = LogitsTap(loaded.model)
     engine = build_engine(loaded, replace(settings, kv_cache="paged", store_bytes=0, draft="off"), tap)
@@ -237,7 +237,7 @@ def validate_model(
 
 
 def measure_full_use(loaded: LoadedModel, settings: Settings) -> FullUse:
-    """The cache of FULL_SEQUENCES whole contexts, of at most FULL_TOKENS each."""
+    """Measure the cache of FULL_SEQUENCES whole contexts, of at most FULL_TOKENS each."""
     tokens = min(FULL_TOKENS, settings.context_tokens or loaded.config.context_length)
     kv_type = settings.kv_type or loaded.kv_type
     step_tokens = size_steps(settings, loaded.ctx.device).max_batch_tokens
@@ -246,9 +246,9 @@ def measure_full_use(loaded: LoadedModel, settings: Settings) -> FullUse:
 
 
 def check_cache(loaded: LoadedModel, settings: Settings, prompt_ids: Sequence[int]) -> CacheCheck:
-    """Two answers to one prompt, then the prompt once more, with the cache that `settings` ask for; see CacheCheck.
+    """Run two answers to one prompt, then the prompt once more, with the cache of `settings`; see CacheCheck.
 
-    The prompt is `prompt_ids` again and again, so long that it fills some pages.
+    The prompt repeats `prompt_ids` until it fills some pages.
     """
     room_tokens = (settings.context_tokens or loaded.config.context_length) - CACHE_CHECK_TOKENS
     repeats = -(-CACHE_CHECK_PAGES * settings.page_size // len(prompt_ids))
@@ -281,9 +281,9 @@ def check_cache(loaded: LoadedModel, settings: Settings, prompt_ids: Sequence[in
 def compute_reference(
     loaded: LoadedModel, settings: Settings, token_ids: Sequence[int], progress: Progress | None = None
 ) -> Reference:
-    """The reference's logits after each of `token_ids` but the last, and how `loaded` multiplies in comparison.
+    """Compute the reference's logits after each of `token_ids` but the last, and the error of `loaded`'s products.
 
-    Its pages keep numbers as those of `settings` do, so what that rounds away is no difference.
+    Its pages keep numbers in the type of `settings`, so the cache's rounding makes no difference.
     """
     plain = Settings(
         device="reference",
@@ -308,10 +308,10 @@ def compute_reference(
 
 
 def _load_head(loaded: LoadedModel) -> DraftHead | None:
-    """The layer of the file that drafts, where there are drafts and it fits."""
+    """Return the drafting layer of the model's file, if drafts are on and it fits."""
     try:
         return loaded.load_head() if loaded.ctx.device in HOST_DEVICES else None
-    except ModelError:  # then answers have no drafts of it
+    except ModelError:  # then answers have no such drafts
         return None
 
 
@@ -347,7 +347,7 @@ def _log_softmax(rows: Floats) -> npt.NDArray[np.float64]:
 
 
 def _generate(engine: Engine, prompt_ids: Sequence[int], count: int) -> tuple[list[int], float, float]:
-    """Greedy tokens, seconds until the first of them, seconds for the others."""
+    """Return greedy tokens, the seconds until the first of them, and the seconds for the others."""
     engine.submit(EngineRequest(prompt_ids, SamplingParams(max_tokens=count, ignore_eos=True)))
     token_ids: list[int] = []
     start_s = first_s = time.perf_counter()
@@ -359,7 +359,7 @@ def _generate(engine: Engine, prompt_ids: Sequence[int], count: int) -> tuple[li
 
 
 def _run(engine: Engine) -> list[TokenEvent]:
-    """All events until nothing is left to do."""
+    """Step until nothing is left to do; returns all events."""
     events: list[TokenEvent] = []
     while engine.has_work:
         events += _step(engine)
@@ -367,7 +367,7 @@ def _run(engine: Engine) -> list[TokenEvent]:
 
 
 def _step(engine: Engine) -> list[TokenEvent]:
-    """One step, in which nothing may fail."""
+    """Do one step; raises if an answer fails."""
     events = engine.step()
     for event in events:
         if event.error is not None:

@@ -1,9 +1,9 @@
-"""What both sides of a template's process agree on: what a template may take, and the messages between them.
+"""The bounds of a template's rendering, and the messages between the process that renders it and ours.
 
-A template comes with a model, so it is a stranger's program: its steps, the characters it makes and writes, and its
-time are bounded. Knows nothing of Jinja; every bound that is passed becomes a TemplateError. A message is a length,
-then values of Python's plain types: `marshal` writes the plain types alone and runs no code when it reads, and both
-sides are the same interpreter.
+A template comes with a model, so it is an untrusted program: its steps, the characters that it makes and writes, and
+its time are bounded. Knows nothing of Jinja; passing a bound becomes a TemplateError. A message is a length, then
+values of Python's plain types: `marshal` writes only plain types and runs no code when it reads, and both sides are the
+same interpreter.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ MAX_WIDTH = 1 << 12  # padding, indentation and the like
 MAX_RENDER_S = 20.0
 MAX_PROCESSOR_S = 5  # of one rendering; the system ends the process that goes past it
 MAX_MEMORY_BYTES = 512 << 20  # of the process that renders
-ENTRY_ITEMS = 8  # an entry of a list takes as much memory as so many characters
-VISIT_ITEMS = 32  # and looking at one takes as much time
+ENTRY_ITEMS = 8  # an entry of a list takes as much memory as this many characters
+VISIT_ITEMS = 32  # looking at an entry takes as much time as this many characters
 
 _PERCENT_WIDTHS = re.compile(r"%(?:\([^)]*\))?[#0\- +]*(\*|[0-9]*)(?:\.(\*|[0-9]*))?")
 _BRACE_SPECIFICATION = re.compile(r"\{[^{}:]*:([^}]*)\}")
@@ -41,7 +41,7 @@ class BudgetExceeded(Exception):
 
 
 class Budget:
-    """What one rendering has left."""
+    """The rest of one rendering's budget."""
 
     def __init__(self) -> None:
         self._steps = MAX_STEPS
@@ -50,7 +50,7 @@ class Budget:
         self._deadline_s = time.monotonic() + MAX_RENDER_S
 
     def count_steps(self, steps: int) -> None:
-        """One more turn of a loop, or call of a macro."""
+        """Count steps of a loop's turn or a macro's call; raises BudgetExceeded, as all methods here do."""
         self._steps -= steps
         if self._steps < 0:
             raise BudgetExceeded(f"takes more than {MAX_STEPS} steps")
@@ -58,13 +58,13 @@ class Budget:
             raise BudgetExceeded(f"takes longer than {MAX_RENDER_S:.0f} s")
 
     def count_output(self, characters: int) -> None:
-        """So many characters more of the prompt."""
+        """Count characters of the prompt."""
         self._output -= characters
         if self._output < 0:
             raise BudgetExceeded(f"writes more than {MAX_OUTPUT_CHARACTERS} characters")
 
     def count_items(self, items: int) -> None:
-        """A value of so many characters (or entries, weighted) is about to be made, or was just made."""
+        """Count a value of that many characters (or entries, weighted) that is about to be made, or was just made."""
         if items > MAX_VALUE_ITEMS:
             raise BudgetExceeded(f"makes a value of {items} characters or entries, more than {MAX_VALUE_ITEMS}")
         self._items -= items
@@ -72,7 +72,7 @@ class Budget:
             raise BudgetExceeded(f"makes more than {MAX_TOTAL_ITEMS} characters and entries on the way")
 
     def count_value(self, value: object) -> None:
-        """Count a value that the template has just made against the budget."""
+        """Count a value that the template has just made."""
         if isinstance(value, str | bytes):
             self.count_items(len(value))
         elif isinstance(value, list | tuple | dict):
@@ -81,18 +81,18 @@ class Budget:
             self.check_bits(value.bit_length())
 
     def check_bits(self, bits: int) -> None:
-        """A whole number of so many bits is about to be made."""
+        """Check the bits of a whole number that is about to be made."""
         if bits > MAX_INTEGER_BITS:
             raise BudgetExceeded(f"makes a number of {bits} bits, more than {MAX_INTEGER_BITS}")
 
     def check_width(self, *values: object) -> None:
-        """Arguments of something that pads, indents or repeats."""
+        """Check the arguments of a function that pads, indents or repeats."""
         for value in values:
             if isinstance(value, int) and abs(value) > MAX_WIDTH:
                 raise BudgetExceeded(f"pads or repeats by {value}, more than {MAX_WIDTH}")
 
     def check_operator(self, operator: str, left: object, right: object) -> None:
-        """`left operator right` is about to be worked out."""
+        """Check `left operator right` before it is computed."""
         if operator == "*":
             self._check_product(left, right)
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
@@ -112,13 +112,13 @@ class Budget:
                 self.count_items(len(repeated) * max(times, 0) * weight)
 
     def check_format(self, text: str, *values: object) -> None:
-        """A `%` format: widths in it may not be large, nor come from arguments; named values may come often."""
+        """Check a `%` format: its widths may not be large, nor come from arguments; named values may repeat."""
         for match in _PERCENT_WIDTHS.finditer(text):
             self._check_written_widths(match.groups(""))
         self.count_items(len(text) + max(1, text.count("%(")) * self.measure(*values))
 
     def check_brace_format(self, text: str, *values: object) -> None:
-        """A `str.format` format: widths in it may not be large, nor come from arguments; values may come often."""
+        """Check a `str.format` format: its widths may not be large, nor come from arguments; values may repeat."""
         self.count_items(len(text) + max(1, len(_BRACE_NAMED.findall(text))) * self.measure(*values))
         for match in _BRACE_SPECIFICATION.finditer(text):
             if "{" in match[1]:
@@ -133,9 +133,9 @@ class Budget:
                 self.check_width(int(width) if len(width) < 9 else MAX_WIDTH + 1)
 
     def measure(self, *values: object) -> int:
-        """Characters and entries in `values` and everything in them; past the bound for one value it raises.
+        """Return the characters and entries in `values` and everything in them; raises past the bound for one value.
 
-        What one value holds twice counts twice: written out, it is.
+        A part that a value holds twice counts twice, as in the written text.
         """
         found, waiting = 0, list(values)
         while waiting:
@@ -156,7 +156,7 @@ class Budget:
 _LENGTH = struct.Struct("<Q")
 _PLAIN_TYPES: tuple[type[Any], ...] = (str, int, float, bytes)
 MAX_MESSAGE_BYTES = 1 << 30
-MAX_DEPTH = 200  # of values that are not of plain types
+MAX_DEPTH = 200  # of nested values that are not of plain types
 READY = "ready"  # the first message of a worker
 
 
@@ -168,7 +168,7 @@ def pack(value: Any) -> bytes:
     """Return `value` as the bytes of a message; raises ValueError for values that a template cannot get."""
     try:
         body = marshal.dumps(value)
-    except ValueError:  # of a type of its own, or nested too deeply
+    except ValueError:  # not of a plain type, or nested too deeply
         body = marshal.dumps(_make_plain(value))
     return _LENGTH.pack(len(body)) + body
 

@@ -1,7 +1,7 @@
 """Reads templates in the syntax of Go's text/template, as Ollama's models bring them.
 
-Text comes in, a tree of nodes comes out. What the syntax has and no chat template needs (definitions, calls of other
-templates) is refused by name. Knows no fields and no functions. Syntax: https://pkg.go.dev/text/template
+Text comes in, a tree of nodes comes out. Parts of the syntax that no chat template needs (definitions, calls of other
+templates) are refused by name. Knows no fields and no functions. Syntax: https://pkg.go.dev/text/template
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mlxr.core.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text that is written as it is."""
+    """Text that is written unchanged."""
 
     text: str
 
@@ -31,7 +31,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """Fields of something: of the dot (start "."), of a variable ("$x", "$" for the root), or of a pipeline."""
+    """Fields of the dot (start "."), of a variable ("$x", "$" for the root), or of a pipeline's value."""
 
     start: str | Pipe
     fields: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class Pipe:
 
     commands: tuple[tuple[Term, ...], ...]
     variables: tuple[str, ...] = ()
-    assigns: bool = False  # `=`: to variables that are there already
+    assigns: bool = False  # `=`: to existing variables
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """if, with or range: the body, and what comes instead where the value is empty."""
+    """if, with or range: the body, and the nodes for an empty value."""
 
     kind: Literal["if", "with", "range"]
     pipe: Pipe
@@ -86,7 +86,7 @@ Node = Text | Action | Block | Jump
 
 
 def list_fields(nodes: tuple[Node, ...]) -> set[str]:
-    """All names of fields that a template speaks of."""
+    """Return the names of all fields in a template."""
     found: set[str] = set()
     for node in nodes:
         if isinstance(node, Action | Block):
@@ -105,7 +105,7 @@ def _list_pipe_fields(pipe: Pipe) -> set[str]:
     return found
 
 
-MAX_DEPTH = 50  # of blocks and parentheses within one another
+MAX_DEPTH = 50  # of nested blocks and parentheses
 MAX_ACTION_CHARACTERS = 1 << 14
 _STOP = re.compile(r"\"(?:\\.|[^\"\\\n])*\"|`[^`]*`|\}\}")  # texts, in which braces do not count, and the end
 _TOKEN = re.compile(
@@ -121,7 +121,7 @@ def refuse(line: int, reason: str) -> NoReturn:
 
 
 def parse(source: str) -> tuple[Node, ...]:
-    """The nodes of a template; raises InvalidRequest naming the line and the construct."""
+    """Return the nodes of a template; raises InvalidRequest naming the line and the construct."""
     pieces = list(_split(source))
     reader = _Blocks(pieces)
     nodes, ending, line = reader.read(0)
@@ -131,7 +131,7 @@ def parse(source: str) -> tuple[Node, ...]:
 
 
 def _split(source: str) -> Iterator[tuple[int, str, bool]]:
-    """Pieces as (line, text, whether it is an action), with the space cut that `{{-` and `-}}` cut."""
+    """Yield pieces as (line, text, whether it is an action), without the space that `{{-` and `-}}` remove."""
     at, line, cuts_left = 0, 1, False
     while True:
         begin = source.find("{{", at)
@@ -153,7 +153,7 @@ def _split(source: str) -> Iterator[tuple[int, str, bool]]:
 
 
 def _cut_action(source: str, begin: int, line: int) -> str:
-    """The action that begins at `begin`, with its braces."""
+    """Return the action that begins at `begin`, with its braces."""
     window = source[begin : begin + MAX_ACTION_CHARACTERS]
     head = window[2:].removeprefix("-").lstrip()
     end = window.find("*/") + 2 if head.startswith("/*") else 2
@@ -166,13 +166,13 @@ def _cut_action(source: str, begin: int, line: int) -> str:
 
 @dataclass(slots=True)
 class _Blocks:
-    """Puts pieces together to blocks."""
+    """Builds blocks of pieces."""
 
     pieces: list[tuple[int, str, bool]]
     at: int = 0
 
     def read(self, depth: int) -> tuple[tuple[Node, ...], str, int]:
-        """Nodes up to an `else` or `end`, which is returned with its line; "" at the end of the template."""
+        """Return the nodes up to an `else` or `end`, and that action ("" at the template's end) with its line."""
         nodes: list[Node] = []
         while self.at < len(self.pieces):
             line, text, is_action = self.pieces[self.at]
@@ -219,7 +219,7 @@ class _Blocks:
 
 
 def parse_pipe(text: str, line: int) -> Pipe:
-    """Read what stands in an action."""
+    """Read the contents of an action."""
     tokens = _Tokens(list(_read_tokens(text, line)), line)
     pipe = tokens.read_pipe(0)
     if tokens.at < len(tokens.tokens):
@@ -228,7 +228,7 @@ def parse_pipe(text: str, line: int) -> Pipe:
 
 
 def _read_tokens(text: str, line: int) -> Iterator[tuple[str, str, bool]]:
-    """Tokens as (kind, text, whether it follows the one before without a space)."""
+    """Yield tokens as (kind, text, whether it follows the one before without a space)."""
     at, is_near = 0, False
     while at < len(text):
         match = _TOKEN.match(text, at)
@@ -302,7 +302,7 @@ class _Tokens:
         return Path(inner, self._read_fields())
 
     def _read_fields(self) -> tuple[str, ...]:
-        """The fields that follow at once, as in `$x.Function.Name`."""
+        """Return the fields that follow at once, as in `$x.Function.Name`."""
         names: list[str] = []
         while self.at < len(self.tokens) and self.tokens[self.at][0] == "field" and self.tokens[self.at][2]:
             names.append(self.tokens[self.at][1][1:])

@@ -1,8 +1,8 @@
-"""From a template of Ollama's, in the syntax of Go's text/template, to a Jinja template with the same meaning.
+"""Translates a template of Ollama's, in the syntax of Go's text/template, to a Jinja template with the same meaning.
 
-A template that speaks of `.Messages` is rendered once, with messages of the same role that follow one another joined.
-One that does not is a program for a single turn (`.System`, `.Prompt`, `.Response`): it is rendered for each turn, and
-for the last one only up to `.Response`, where the answer begins. What has no equal is refused by name.
+A template that uses `.Messages` is rendered once, with consecutive messages of the same role joined. One that does not
+is for a single turn (`.System`, `.Prompt`, `.Response`): it is rendered for each turn, and for the last one only up to
+`.Response`, where the answer begins. Constructs without an equivalent are refused by name.
 Meaning: https://github.com/ollama/ollama/blob/main/template/template.go
 """
 
@@ -18,7 +18,7 @@ from mlxr.templates.go_syntax import Action, Block, Node, Path, Pipe, Text, Valu
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of values. `fields`: name in Go → (key here, kind). `item` is the kind of its entries, `is_map` says that
-    they have names. `writes` is how it is written: as it is, as JSON, as true or false, or not at all ("").
+    they have names. `writes` is the form in which it is written: unchanged, as JSON, as true or false, or never ("").
     """
 
     name: str
@@ -74,7 +74,7 @@ _ROWS = (
     ),
 )
 KINDS: Mapping[str, Kind] = {row.name: row for row in _ROWS}
-# Fields of the whole: the expression here and its kind. A chat template fills no gap between a prefix and a suffix.
+# Fields of the root: the expression here and its kind. A chat template fills no gap between a prefix and a suffix.
 ROOT: Mapping[str, tuple[str, str]] = {
     "Messages": ("turns", "messages"),
     "System": ("system", "text"),
@@ -86,7 +86,7 @@ ROOT: Mapping[str, tuple[str, str]] = {
     "IsThinkSet": ("(enable_thinking is defined)", "bool"),
     "ThinkLevel": ("(reasoning_effort or '')", "text"),
 }
-# A template without Messages is rendered turn by turn, with these three alone.
+# A template without Messages is rendered turn by turn; these three fields belong to the turn.
 TURN: Mapping[str, tuple[str, str]] = {
     **ROOT,
     "Prompt": ("prompt", "text"),
@@ -100,13 +100,13 @@ _COMPARISONS = {"ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 
 def write_json(expression: str) -> str:
-    """JSON as Go writes it: without spaces, and with what HTML gives a meaning spelt out."""
+    """Return JSON as Go writes it: without spaces, and with escapes for characters that have a meaning in HTML."""
     escaped = "".join(f"|replace('{char}', '\\\\u{ord(char):04x}')" for char in "&<>")
     return f"({expression}|tojson(separators=(',', ':')){escaped})"
 
 
 def call(name: str, arguments: Sequence[Typed]) -> Typed:
-    """Return what the function `name` gives; raises ValueError for an unknown one, or for wrong arguments."""
+    """Return the call of function `name`; raises ValueError for an unknown one, or for wrong arguments."""
     if name in _COMPARISONS:
         left, right = _take(arguments, 2)
         return f"({left[0]} {_COMPARISONS[name]} {right[0]})", "bool"
@@ -133,7 +133,7 @@ def _choose(word: str) -> Callable[[Sequence[Typed]], Typed]:
 
 
 def _equal(arguments: Sequence[Typed]) -> Typed:
-    """The first is one of the others."""
+    """Compare the first argument with the others; true if it equals one of them."""
     if len(arguments) < 2:
         raise ValueError("eq takes at least two arguments")
     first, *others = arguments
@@ -234,12 +234,12 @@ _RESPONSE = Action(Pipe(((Path(".", ("Response",)),),)), 0)
 
 
 def looks_like_go(source: str) -> bool:
-    """Whether a template that is no Jinja is meant as a Go template."""
+    """Return True if a template looks like a Go template, not like Jinja."""
     return "{{" in source and "{%" not in source
 
 
 def translate(source: str) -> str:
-    """The Jinja template; raises InvalidRequest naming the line and the construct that cannot be translated."""
+    """Return the Jinja template; raises InvalidRequest naming the line and the construct that cannot be translated."""
     if len(source) > MAX_CHARACTERS:
         raise InvalidRequest("template", f"has {len(source)} characters, more than {MAX_CHARACTERS}")
     nodes = parse(source)
@@ -259,7 +259,7 @@ def translate(source: str) -> str:
 
 
 def _cut_after_response(nodes: Sequence[Node], is_cut: bool = False) -> tuple[tuple[Node, ...], bool]:
-    """The nodes up to the first that writes `.Response`, and whether there was one."""
+    """Return the nodes up to the first that writes `.Response`, and whether there was one."""
     kept: list[Node] = []
     for node in nodes:
         if is_cut:
@@ -278,18 +278,18 @@ def _cut_after_response(nodes: Sequence[Node], is_cut: bool = False) -> tuple[tu
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """Says what the dot and the variables are at one place."""
+    """The values of the dot and the variables at one place."""
 
-    dot: Typed | None  # None: the whole
+    dot: Typed | None  # None: the root
     variables: Mapping[str, Typed]
 
 
 class _Writer:
-    """Writes the nodes of one template; `root` are the fields of the whole."""
+    """Writes the nodes of one template; `root` are its root fields."""
 
     def __init__(self, root: Mapping[str, Typed], name: str) -> None:
         self._root = root
-        self._names = f"{name}_vars"  # a namespace: what is set within a loop counts behind it
+        self._names = f"{name}_vars"  # a namespace, so that values set inside a loop stay after it
         self._count = 0
 
     def write(self, nodes: Sequence[Node]) -> str:
@@ -372,7 +372,7 @@ class _Writer:
         return _tag(f"if {text}") + loop + _tag("else") + otherwise + _tag("endif") if otherwise else loop
 
     def _declare(self, name: str) -> str:
-        """A name of its own for each declaration, since those of inner blocks hide others only for a while."""
+        """Return a new name for a declaration, since those of inner blocks hide outer ones only inside the block."""
         self._count += 1
         return f"{self._names}.v{self._count}_{name.removeprefix('$')}"
 
@@ -435,7 +435,7 @@ class _Writer:
 
 
 def _tag(words: str) -> str:
-    """A block tag that leaves the text around it as it is."""
+    """Return a block tag that leaves the text around it unchanged."""
     return f"{{%+ {words} +%}}"
 
 

@@ -3,10 +3,10 @@
 The system enforces its limits, because a C function called by a template checks no budget: memory for the whole
 process, processor time for each rendering. It can write no file and start no process. It ends when the connection does.
 
-Jinja's own sandbox keeps templates away from Python; it does not keep them from writing without end. Here the parsed
-template is given a counter in every loop and macro, and everything that can make a large value out of small ones
-(`*`, `+`, `~`, `%`, slices, string methods, filters) is measured against a `Budget`, before it is made where the size
-can be known before. Filters that no chat template needs are absent.
+Jinja's own sandbox keeps templates away from Python; it does not keep them from writing without end. So the parsed
+template gets a counter in every loop and macro, and everything that can make a large value out of small ones (`*`, `+`,
+`~`, `%`, slices, string methods, filters) is measured against a `Budget`, in advance if the size can be known. Filters
+that no chat template needs are absent.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _FILTERS = (
     "join last length list lower map max min reject rejectattr replace reverse round safe select selectattr slice sort "
     "string sum title tojson trim truncate unique upper wordcount wordwrap"
 )
-# Filters that write out or walk all of their input, those that pad or repeat, and those that make lists of it.
+# Filters that write out or visit all of their input, those that pad or repeat, and those that make lists of it.
 _WHOLE_INPUT_FILTERS = frozenset({"e", "escape", "format", "join", "replace", "string", "sum", "tojson"})
 _WIDTH_FILTERS = frozenset({"batch", "center", "indent", "round", "slice", "tojson", "wordwrap"})
 _LIST_FILTERS = frozenset({"batch", "list", "reverse", "slice", "sort", "unique"})
@@ -74,7 +74,7 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
             lstrip_blocks=True,
             extensions=[LoopControlExtension, GenerationExtension],
             finalize=self._finish_output,
-            optimized=False,  # nothing is worked out before there is a budget for it
+            optimized=False,  # nothing is computed before there is a budget for it
         )
         self._local = threading.local()
         self.filters["tojson"] = self._write_json
@@ -95,7 +95,7 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         return budget
 
     def compile_metered(self, source: str, name: str) -> jinja2.Template:
-        """A template of which every loop and every growth is counted."""
+        """Compile a template in which every loop and every growing value is counted."""
         self._local.budget = Budget()
         tree = self.parse(source, name=name, filename=name)
         tree = _Meter().visit(tree)
@@ -103,7 +103,7 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         return self.template_class.from_code(self, code, self.make_globals(None))
 
     def render_metered(self, template: jinja2.Template, variables: Mapping[str, object]) -> str:
-        """The text that `template` writes, within a budget of its own."""
+        """Return the text that `template` writes, within a new budget."""
         budget = self._local.budget = Budget()
         parts: list[str] = []
         for part in template.generate(dict(variables)):
@@ -112,19 +112,19 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         return "".join(parts)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """An operator, if its result will not be too large."""
+        """Apply an operator, if its result will not be too large."""
         self.budget.check_operator(operator, left, right)
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """A call, if what it makes will not be too large."""
+        """Do a call, if its result will not be too large."""
         args = self._check_method(called, args, kwargs)
         result = super().call(context, called, *args, **kwargs)
         self.budget.count_value(result)
         return result
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """`str.format`, sandboxed by Jinja and with bounded widths."""
+        """Return `str.format`, sandboxed by Jinja and with bounded widths."""
         wrapped = super().wrap_str_format(value)
         if wrapped is None:
             return None
@@ -137,7 +137,7 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         return checked
 
     def _check_method(self, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Check a call of a method of a string or number; gives the arguments, iterators among them as lists."""
+        """Check a call of a method of a string or number; returns the arguments, with lists in place of iterators."""
         owner, name, budget = getattr(method, "__self__", None), getattr(method, "__name__", ""), self.budget
         if not isinstance(owner, str | bytes | int):
             return args
@@ -162,7 +162,7 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         return args
 
     def _meter_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function` with its input checked before and its result counted after."""
+        """Return `function` with a check of its input before and a count of its result after."""
         skipped = 1 if hasattr(function, "jinja_pass_arg") else 0  # the context or environment that Jinja passes first
 
         @functools.wraps(function)
@@ -200,7 +200,7 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
             budget.count_items(width * (str(value).count("\n") + 1))
 
     def _finish_output(self, value: Any) -> Any:
-        """Every `{{ value }}` passes here before it is written."""
+        """Count each `{{ value }}` before it is written."""
         self.budget.count_items(len(value) if isinstance(value, str) else self.budget.measure(value))
         return value
 
@@ -212,50 +212,50 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        """The filter `tojson`: as it is, without HTML escapes, keys in their order."""
+        """The filter `tojson`, without HTML escapes and with keys in their order."""
         encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
         if indent is None and separators is None:
             return encoder.encode(value)
         parts: list[str] = []
-        for part in encoder.iterencode(value):  # the deeper, the wider: no bound follows from the value's size
+        for part in encoder.iterencode(value):  # indentation grows with depth, so the value's size gives no bound
             self.budget.count_items(len(part))
             parts.append(part)
         return "".join(parts)
 
     def _count_turn(self, costs: tuple[int, int]) -> None:
-        """A loop's turn or a macro's call begins: the characters of its fixed text, and the steps it counts for."""
+        """Count the beginning of a loop's turn or a macro's call: the characters of its fixed text, and its steps."""
         written, steps = costs
         self.budget.count_steps(steps)
         self.budget.count_items(written)
 
     def _concatenate(self, values: tuple[Any, ...]) -> str:
-        """Join the values as the operator `~` does, counted before it is done."""
+        """Join the values as the operator `~` does; counts the result first."""
         self.budget.count_items(self.budget.measure(*values))
         return "".join(map(str, values))
 
     def _count_made(self, value: Any) -> Any:
-        """A value that was just copied out of another."""
+        """Count a value that was just copied out of another."""
         self.budget.count_value(value)
         return value
 
 
 class GenerationExtension(Extension):
-    """The tag `{% generation %}`: it marks the assistant's words for training; in a prompt it is just its contents."""
+    """The tag `{% generation %}`, which marks the assistant's words for training; a prompt only has its contents."""
 
     tags = {"generation"}  # noqa: RUF012 (the base class declares it so)
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """The contents of a `generation` block."""
+        """Return the contents of a `generation` block."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body, lineno=line)
 
 
 class _Meter(NodeTransformer):
-    """Puts the environment's own filters into a parsed template, where it could grow or go on without end."""
+    """Puts the environment's own filters into a parsed template, wherever it could grow or run without end."""
 
     def get_visitor(self, node: nodes.Node) -> Callable[..., nodes.Node] | None:
-        """The change for a node of this kind, or None for the default: only its children."""
+        """Return the function that changes a node of this kind; None for the default, which visits its children."""
         if isinstance(node, nodes.For | nodes.Macro | nodes.CallBlock):
             return self._count_body
         if isinstance(node, nodes.Concat):
@@ -284,12 +284,12 @@ def _apply_filter(node: nodes.Expr, name: str) -> nodes.Filter:
 
 
 def raise_exception(message: object) -> NoReturn:
-    """What templates call to refuse a conversation."""
+    """Refuse a conversation; called by templates."""
     raise jinja2.TemplateError(str(message))
 
 
 def _count_in(text: str | bytes, part: object) -> int:
-    """How often `part` is in `text`; a part of another kind is nowhere in it (and the call will fail)."""
+    """Count `part` in `text`; 0 for a part of another type (with which the call will fail)."""
     if isinstance(text, str):
         return text.count(part) if isinstance(part, str) else 0
     return text.count(part.encode() if isinstance(part, str) else part) if isinstance(part, str | bytes) else 0
@@ -325,8 +325,8 @@ class Programs:
     def render(self, source: str, label: str, variables: Mapping[str, object], now: datetime) -> str:
         """Return the text that `source` makes of `variables`, at the moment `now`.
 
-        `label` is the template's name in tracebacks. Raises ProgramError when the template does not compile, refuses
-        the variables, fails, or goes past a bound of `budget`; raises MemoryError when memory ran out.
+        `label` is the template's name in tracebacks. Raises ProgramError if the template does not compile, refuses
+        the variables, fails, or goes past a bound of `budget`; raises MemoryError if memory ran out.
         """
         self._now = now
         self.check(source, label)
@@ -334,12 +334,12 @@ class Programs:
             return self._environment.render_metered(self._compile(source, label), variables)
         except MemoryError:
             raise
-        except Exception as error:  # a stranger's program can fail in any way
+        except Exception as error:  # an untrusted program can fail in any way
             is_refusal = not isinstance(error, BudgetExceeded | RecursionError)
             raise ProgramError(_explain(error, label), is_refusal=is_refusal) from None
 
     def check(self, source: str, label: str) -> str:
-        """Return an empty text where `source` compiles; raises as `render` does where it does not."""
+        """Return an empty text if `source` compiles; otherwise raises as `render` does."""
         try:
             self._compile(source, label)
         except MemoryError:
@@ -349,7 +349,7 @@ class Programs:
         return ""
 
     def find_variables(self, source: str) -> list[str]:
-        """Return the variables that `source` reads and does not set itself, sorted; none where it does not compile."""
+        """Return the variables that `source` reads and does not set itself, sorted; none if it does not compile."""
         if len(source) > MAX_SOURCE_CHARACTERS:
             return []
         try:
@@ -382,7 +382,7 @@ def _explain(error: Exception, label: str) -> str:
 
 
 def _find_line(error: Exception, label: str) -> int | None:
-    """Return the template's line in a traceback: Jinja rewrites its frames to say it."""
+    """Return the template's line in a traceback: Jinja rewrites its frames to tell it."""
     line, traceback = None, error.__traceback__
     while traceback is not None:
         if traceback.tb_frame.f_code.co_filename == label:
@@ -392,7 +392,7 @@ def _find_line(error: Exception, label: str) -> int | None:
 
 
 def main() -> None:
-    """Answer until the other side is gone."""
+    """Answer messages until the other side is gone."""
     connection = socket.socket(fileno=0)
     programs = Programs()
     limit(resource.RLIMIT_AS, MAX_MEMORY_BYTES)
@@ -407,7 +407,7 @@ def main() -> None:
             try:
                 reply = pack(_answer(programs, kind, given))
             except MemoryError:
-                del programs, given  # so that there is memory for the last words
+                del programs, given  # frees memory for the last message
                 connection.sendall(pack(("memory", "")))
                 return
             connection.sendall(reply)

@@ -1,8 +1,8 @@
 """Worker processes for templates: started when needed, shared by all models, replaced when a template overruns.
 
-A caller waits on a socket, so other threads go on whatever a template does. A rendering that takes long is moved behind
-everything else on the machine; one that takes too long ends with its process. A process that others ended or stopped
-(the system for want of memory, an administrator) says nothing of the template: the work is done once more by a new one.
+A caller waits on a socket, so other threads go on whatever a template does. A rendering that takes long gets the lowest
+priority; one that takes too long ends with its process. If something else ended or stopped the process (the system for
+want of memory, an administrator), that says nothing of the template: a new process does the work again.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from mlxr.core.processes import make_environment
 from mlxr.templates.budget import MAX_MEMORY_BYTES, MAX_PROCESSOR_S, MAX_RENDER_S, READY, Closed, pack, receive
 
 MAX_WORKERS = 4
-MAX_WORKERS_PER_TEMPLATE = 2  # so that other templates always find one
+MAX_WORKERS_PER_TEMPLATE = 2  # so that other templates always find a worker
 MAX_IDLE = 2
 START_S = 30.0
-END_S = 1.0  # until the system has ended a process whose connection is closed
-PATIENCE_S = 0.1  # after which a rendering gets only the time that nobody else wants
-LOOK_S = 0.5  # how often is looked whether a process that works has been stopped
+END_S = 1.0  # in which the system ends a process whose connection is closed
+PATIENCE_S = 0.1  # after which a rendering goes on at the lowest priority
+LOOK_S = 0.5  # between two checks whether a working process has been stopped
 LOWEST_PRIORITY = 19
 
 
@@ -41,11 +41,11 @@ class _Overrun(Exception):
 
 
 class _Lost(Exception):
-    """A process was ended or stopped by somebody else; the message says how."""
+    """A process was ended or stopped from outside; the message says how."""
 
 
 class _Worker:
-    """One process, which does one thing at a time."""
+    """One process, which does one task at a time."""
 
     def __init__(self) -> None:
         with contextlib.ExitStack() as undo:
@@ -58,9 +58,9 @@ class _Worker:
         self.is_spent = False
 
     def ask(self, processor_s: int, *given: object) -> Any:
-        """Return the answer to a message, worked out in so much processor time at most.
+        """Return the answer to a message, computed in at most `processor_s` of processor time.
 
-        Raises TemplateError; _Overrun or _Lost, after which the process is spent; or NoTemplateWorker where the machine
+        Raises TemplateError; _Overrun or _Lost, after which the process is spent; or NoTemplateWorker if the machine
         gave it no time.
         """
         message = pack((processor_s, *given))
@@ -85,7 +85,7 @@ class _Worker:
         return answer
 
     def find_loss(self) -> str | None:
-        """Say how the process was ended or stopped by others, None where it is as it should be."""
+        """Return how the process was ended or stopped from outside; None if it was not."""
         if self._process.returncode is None:
             with contextlib.suppress(ChildProcessError):
                 found, status = os.waitpid(self._process.pid, os.WNOHANG | os.WUNTRACED)
@@ -99,12 +99,12 @@ class _Worker:
         return f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
 
     def kill(self) -> None:
-        """End the process at once; whoever waits for its answer notices."""
+        """End the process at once; a caller that waits for its answer gets an error."""
         self.is_spent = self._is_cut = True
         self._process.kill()
 
     def end(self) -> None:
-        """End the process and let go of all that belongs to it."""
+        """End the process and close everything that belongs to it."""
         self.kill()
         self._connection.close()
         self._process.wait()
@@ -126,7 +126,7 @@ class _Worker:
             view = view[self._wait(partial(self._connection.send, view), end_s) :]
 
     def _receive(self, patience_s: float) -> Any:
-        """Wait so long for a message."""
+        """Wait at most `patience_s` for a message."""
         self._wait(partial(self._connection.recv, 1, socket.MSG_PEEK), time.monotonic() + patience_s)
         self._connection.settimeout(patience_s)
         return receive(self._connection)
@@ -146,7 +146,7 @@ class _Worker:
                     raise
 
     def _explain_end(self, processor_s: int) -> _Overrun | _Lost:
-        """Tell why the connection broke: the template used up its time, or somebody ended the process."""
+        """Return why the connection broke: the template used up its time, or the process was ended from outside."""
         if self._is_cut:
             return _Overrun("was on its way when this program ended it")
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -157,7 +157,7 @@ class _Worker:
 
 
 class TemplateWorkers:
-    """The worker processes of this process, which may use `processor_s` for a rendering. Safe to use from threads."""
+    """The workers of this process, which may use `processor_s` for a rendering. Safe to use from several threads."""
 
     _idle: list[_Worker]
     _busy: set[_Worker]
@@ -168,7 +168,7 @@ class TemplateWorkers:
         self.forget()
 
     def prepare(self) -> None:
-        """Start a worker unless there is one, and do not wait for it."""
+        """Start a worker if there is none, without waiting for it."""
         with self._changed:
             if not self._idle and not self._busy:
                 self._idle.append(_start())
@@ -176,7 +176,7 @@ class TemplateWorkers:
     def render(self, source: str, label: str, variables: Mapping[str, object], now: datetime) -> str:
         """Return the text that the template `source` makes of `variables`; TemplateError names it by `label`.
 
-        Raises NoTemplateWorker, as the methods below do, where no process could do it.
+        Raises NoTemplateWorker, as the methods below do, if no process could do it.
         """
         text: str = self._ask(source, label, "render", source, label, dict(variables), now.isoformat())
         return text
@@ -186,14 +186,14 @@ class TemplateWorkers:
         self._ask(source, label, "check", source, label)
 
     def find_variables(self, source: str) -> frozenset[str]:
-        """Return the variables that `source` reads and does not set itself; none where it does not compile."""
+        """Return the variables that `source` reads and does not set itself; none if it does not compile."""
         try:
             return frozenset(self._ask(source, "", "variables", source))
         except TemplateError:
             return frozenset()
 
     def cut_short(self) -> None:
-        """End the workers that are rendering at this moment, so that whoever waits for them gets TemplateError."""
+        """End the workers that are rendering now; callers that wait for them get TemplateError."""
         with self._changed:
             workers = list(self._busy)
         for worker in workers:
@@ -208,7 +208,7 @@ class TemplateWorkers:
             worker.end()
 
     def forget(self) -> None:
-        """Begin without workers: in the process that starts, and in one that is forked from it."""
+        """Begin without workers: when this process starts, and in one that is forked from it."""
         self._changed = threading.Condition()
         self._idle, self._busy, self._in_use = [], set(), Counter()
 
@@ -216,7 +216,7 @@ class TemplateWorkers:
         try:
             try:
                 return self._try(source, *given)
-            except _Lost:  # whoever ended it did not mean this request
+            except _Lost:  # the request is not to blame
                 return self._try(source, *given, is_new=True)
         except _Lost as error:
             raise NoTemplateWorker(
@@ -251,14 +251,14 @@ class TemplateWorkers:
                 if worker.is_spent or len(self._idle) >= MAX_IDLE:
                     worker.end()
                     if not self._idle:
-                        with contextlib.suppress(NoTemplateWorker):  # whoever comes next tries again
+                        with contextlib.suppress(NoTemplateWorker):  # the next caller tries again
                             self._idle.append(_start())
                 else:
                     self._idle.append(worker)
                 self._changed.notify_all()
 
     def _take_idle(self) -> _Worker:
-        """One that waits, or a new one where all that waited were ended or stopped meanwhile."""
+        """Return an idle worker, or a new one if all idle ones were ended or stopped meanwhile."""
         while self._idle:
             worker = self._idle.pop()
             if worker.find_loss() is None:
@@ -280,7 +280,7 @@ def _start_process(connection: socket.socket) -> subprocess.Popen[bytes]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=make_environment(),
-        process_group=0,  # an interrupt from the keyboard is not for it
+        process_group=0,  # an interrupt from the keyboard does not reach it
     )
 
 

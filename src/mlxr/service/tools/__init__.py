@@ -1,4 +1,4 @@
-"""Calls of tools, one file per kind of format: how they are asked for, read from a stream of text, and enforced."""
+"""Tool calls, one file per kind of format: describing tools, reading calls from a stream of text, enforcing them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = ["TOOLS_VARIABLE", "CallParser", "CallPiece", "Piece", "ToolFormat", "
 
 
 def find_format(template_source: str, *, takes_tools: bool) -> ToolFormat:
-    """The format that a chat template teaches its model; the generic one where it teaches none that is known."""
+    """Return the format that a chat template teaches its model; the generic one if it teaches no known format."""
     if HARMONY_HEADER in template_source:
         return HarmonyFormat()
     if takes_tools:

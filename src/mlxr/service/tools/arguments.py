@@ -1,11 +1,11 @@
-"""Reads one JSON object that calls a tool out of a growing text, says where it ends, and what bare arguments stand for.
+"""Reads one JSON object that calls a tool out of a growing text, and the values of arguments that are not JSON.
 
-Where a grammar keeps the object well-formed its arguments are given out as they come. Otherwise nothing is before the
-object is complete and known to be a call: what has been given out cannot be taken back.
+If a grammar keeps the object well-formed, its arguments are given out as they come. Otherwise nothing is given out
+until the object is complete and known to be a call, as it could not be taken back.
 
-Arguments may be written without saying what they are. The schema of a tool says whether a value is text as it is, or
-JSON, for the parser and for the grammar by the same functions, so that both agree. Python's words for true, false and
-null are understood, as chat templates write these.
+In some formats arguments have no types. The schema of a tool then says whether a value is plain text or JSON; parser
+and grammar use the same functions, so both agree. Python's words for true, false and null are understood, as chat
+templates write these.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HEAD = re.compile(
 
 
 class JsonEnd:
-    """Finds the end of a JSON object or list in a text that grows, by its brackets, or before one of `stops`."""
+    """Finds the end of a JSON object or list in a growing text: by its brackets, or before one of `stops`."""
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
         self._stops, self._longest = stops, max(map(len, stops), default=0)
@@ -38,7 +38,7 @@ class JsonEnd:
         self._is_in_string = self.is_stopped = False
 
     def find(self, text: str) -> int | None:
-        """Where the value ends, None if it goes on; `text` is that of the last time and more."""
+        """Return the position of the value's end, None if it goes on; `text` continues that of the last call."""
         while True:
             sign = (_INSIDE if self._is_in_string else self._outside).search(text, self._place)
             if sign is None:
@@ -65,25 +65,25 @@ class JsonEnd:
 
     @property
     def certain(self) -> int:
-        """Count the characters that belong to the value, or to nothing else."""
+        """The number of characters that certainly belong to the value."""
         return self._place
 
     def may_begin(self, text: str) -> bool:
-        """Tell whether a text that goes on may be an object, or one of the marks that stand for none."""
+        """Return True if an unfinished text may become an object, or one of the stops that stand for none."""
         bare = text.lstrip()
         return bare[:1] in ("", "{") or any(stop.startswith(bare) for stop in self._stops)
 
     @property
     def misses_bracket(self) -> bool:
-        """Tell whether nothing but the last bracket is missing."""
+        """True if only the last bracket is missing."""
         return self._depth == 1 and not self._is_in_string
 
 
 class ArgumentsReader:
-    """The arguments of call number `number`, whose name is known already: a JSON object.
+    """The arguments, a JSON object, of call number `number`, whose name is known already.
 
-    `raw` is all text of it so far; what `is_broken` is no such object. It ends before one of `stops` at the latest,
-    where an empty text stands for no arguments.
+    `raw` is all text of it so far; if it `is_broken`, it is no such object. It ends before one of `stops` at the
+    latest; an empty text before one means no arguments.
     """
 
     def __init__(self, number: int, name: str | None, *, is_enforced: bool, stops: Sequence[str] = ()) -> None:
@@ -95,7 +95,7 @@ class ArgumentsReader:
         self.is_complete = self.is_broken = False
 
     def push(self, text: str) -> tuple[list[CallPiece], str]:
-        """Pieces of the call, and what comes after it (only when it is complete or broken)."""
+        """Return pieces of the call, and the text after it (only when it is complete or broken)."""
         self.raw += text
         end, rest = self._end.find(self.raw), ""
         if end is not None:
@@ -114,11 +114,11 @@ class ArgumentsReader:
         return [CallPiece(self._number, write_json(arguments), self._name)] if self.is_complete else [], rest
 
     def finish(self) -> list[CallPiece]:
-        """Nothing: what is not whole when the answer ends is no call."""
+        """Return nothing: arguments that are incomplete when the answer ends make no call."""
         return []
 
     def _stream(self, mender: JsonMender, *, is_whole: bool) -> list[CallPiece]:
-        """Give out what is new."""
+        """Return the new text of the arguments."""
         self.is_complete = is_whole
         if not self.raw.strip():
             return []
@@ -148,13 +148,13 @@ class CallReader:
         self._needs_arguments = needs_arguments
         self._streams = is_enforced
         self._arguments: ArgumentsReader | None = None
-        self._closing = ""  # what stands behind the arguments, so far space
+        self._closing = ""  # the text behind the arguments; only space so far
         self._end = JsonEnd(stops)
         self.raw = ""
         self.is_complete = self.is_broken = False
 
     def push(self, text: str) -> tuple[list[CallPiece], str]:
-        """Pieces of the call, and what comes after it (only when it is complete or broken)."""
+        """Return pieces of the call, and the text after it (only when it is complete or broken)."""
         self.raw += text
         if self._arguments is None and self._streams:
             head = _HEAD.match(self.raw)
@@ -164,7 +164,7 @@ class CallReader:
         return self._gather() if self._arguments is None else self._stream(self._arguments, text)
 
     def finish(self) -> list[CallPiece]:
-        """The call that is whole but for its last bracket when the answer ends, if this is one."""
+        """Return the call, if only its last bracket is missing when the answer ends."""
         return [] if self._arguments is not None else self._decide()
 
     def _gather(self) -> tuple[list[CallPiece], str]:
@@ -176,7 +176,7 @@ class CallReader:
         return self._decide(), rest
 
     def _decide(self) -> list[CallPiece]:
-        """The call, unless this is none."""
+        """Return the call, or nothing if the object is none."""
         is_short = self._end.misses_bracket and self.raw.rstrip().endswith("}")
         text = self.raw + "}" * is_short
         call = read_call(text, self._names, self._keys, needs_arguments=self._needs_arguments)
@@ -199,7 +199,7 @@ class CallReader:
 def read_call(
     text: str, names: Collection[str], keys: Sequence[str], *, needs_arguments: bool
 ) -> tuple[str, str] | None:
-    """Name and arguments (JSON text) of a call written as one JSON object; None if it is no call of a known tool.
+    """Read name and arguments (JSON text) of a call written as one JSON object; None if it calls no known tool.
 
     Arguments may be left out, null or an empty text, unless it `needs_arguments`.
     """
@@ -216,7 +216,7 @@ def read_call(
 
 
 def parse(text: str, *, bounds_numbers: bool = False) -> object:
-    """The value that JSON text stands for, small mistakes mended; None if it is none. See `read_json` for numbers."""
+    """Return the value of JSON text, small mistakes mended; None if it is no JSON. See `read_json` for numbers."""
     try:
         return read_json(text, bounds_numbers=bounds_numbers)
     except ValueError:
@@ -230,17 +230,16 @@ def parse(text: str, *, bounds_numbers: bool = False) -> object:
 PYTHON_WORDS: Mapping[str, object] = {"True": True, "False": False, "None": None}
 _NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 _UNIONS = ("anyOf", "oneOf")
-# Keywords beside a choice or a reference that say nothing of the value.
+# Keywords beside a choice or a reference that do not limit the value.
 _ANNOTATIONS = frozenset(("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"))
 Types = frozenset[str]
-"""JSON's names of types; "number" never without "integer"."""
+"""JSON's names of types; "number" always comes with "integer"."""
 
 
 class Arguments:
     """The arguments of one tool: `properties` are their schemas in order, `required` those that must be there.
 
-    What the schema says by way of references and `allOf` counts as its own; what one branch of a choice says may be
-    left out.
+    Rules by references and `allOf` count as the schema's own; arguments of only one branch of a choice are optional.
     """
 
     def __init__(self, tool: Tool) -> None:
@@ -260,16 +259,16 @@ class Arguments:
         self.required = [key for key in self.properties if key in required]
 
     def read_value(self, key: str, text: str) -> object:
-        """The value of an argument that `text` stands for; see `read_value`."""
+        """Return the value of an argument from its `text`; see `read_value`."""
         return read_value(text, self.properties.get(key), self._document)
 
     def list_types(self, key: str) -> Types | None:
-        """The types that an argument may have, None if the schema does not say."""
+        """Return the types that an argument may have, None if the schema does not say."""
         return list_types(self.properties.get(key), self._document)
 
     def write_value_rule(self, rule: str, key: str, end: str) -> str:
-        """The rule called `rule` of a Lark grammar: one value and then `end`, a part of a rule. It needs the rule
-        `text`, which is any text with `end` behind it.
+        """Return the Lark rule named `rule`: one value and then `end`, a part of a rule. It needs the rule `text`: any
+        text with `end` behind it.
         """
         choices, schemas = dict[str, None](), list[object]()
         for branch in _list_union(self.properties[key], self._document):
@@ -285,7 +284,7 @@ class Arguments:
         return f"{rule}: ({' | '.join([*map(quote_lark, choices), *names])}) {end}\n{''.join(bodies)}"
 
     def write_json(self, schema: object) -> str:
-        """The part of a Lark rule that is JSON of one argument's schema."""
+        """Return the part of a Lark rule for JSON of one argument's schema."""
         whole: Schema = {**(schema if is_object(schema) else {}), "x-guidance": JSON_STYLE}
         text = json.dumps(whole)
         return f"%json {json.dumps({**whole, '$defs': self._definitions}) if '$ref' in text else text}"
@@ -310,7 +309,7 @@ class Arguments:
 
 
 def read_value(text: str, schema: object, document: Document | None = None) -> object:
-    """The value that `text` stands for, in the light of its schema; the text itself where it can be no other.
+    """Return the value that `text` stands for by its schema; the text itself if it can be nothing else.
 
     References are looked up in `document`.
     """
@@ -324,7 +323,7 @@ def read_value(text: str, schema: object, document: Document | None = None) -> o
 
 
 def list_types(schema: object, document: Document, seen: frozenset[int] = frozenset()) -> Types | None:
-    """The types that a schema allows, None if it does not say. Those `seen` are being looked at already."""
+    """Return the types that a schema allows, None if it does not say. Schemas in `seen` are already being looked at."""
     if schema is False:
         return frozenset()
     if not is_object(schema) or id(schema) in seen:
@@ -345,7 +344,7 @@ def list_types(schema: object, document: Document, seen: frozenset[int] = frozen
 
 
 def _list_own_types(schema: Schema) -> Types | None:
-    """The types that the schema's own keywords allow."""
+    """Return the types that the schema's own keywords allow."""
     found = []
     for values in ([schema["const"]] if "const" in schema else None, schema.get("enum")):
         if isinstance(values, list):
@@ -362,7 +361,7 @@ def _widen(kinds: Sequence[str]) -> Types:
 
 
 def _list_joined(schema: Schema, document: Document) -> Iterator[object]:
-    """The schemas that hold together with this one."""
+    """Yield the schemas that hold together with this one."""
     parts = schema.get("allOf")
     yield from parts if isinstance(parts, list) else ()
     for key in REFERENCES:
@@ -374,7 +373,7 @@ def _list_joined(schema: Schema, document: Document) -> Iterator[object]:
 
 
 def _list_union(schema: object, document: Document, seen: frozenset[int] = frozenset()) -> Iterator[object]:
-    """The schemas of which a value has to fit one: the branches of choices that nothing else stands beside."""
+    """Yield the schemas of which a value must fit one: the branches of choices that stand alone."""
     keys = schema.keys() - _ANNOTATIONS if is_object(schema) else set()
     if not is_object(schema) or len(keys) != 1 or id(schema) in seen:
         yield schema
@@ -389,14 +388,14 @@ def _list_union(schema: object, document: Document, seen: frozenset[int] = froze
 
 
 def _list_choices(schema: object, document: Document) -> list[object] | None:
-    """The values of a schema that allows only some and of these a text; None for any other, which JSON can say."""
+    """Return the values of a schema that allows only some values, among them a text; None for any other schema."""
     values, types = _list_values(schema, document, frozenset()), list_types(schema, document)
     fitting = [value for value in values or () if types is None or _NAMES.get(type(value), "null") in types]
     return fitting if any(isinstance(value, str) for value in fitting) else None
 
 
 def _list_values(schema: object, document: Document, seen: frozenset[int]) -> list[object] | None:
-    """The values of a schema that allows only some, as far as its lists of them say; None for any other."""
+    """Return the values of a schema that allows only some, by its lists of values; None for any other."""
     if not is_object(schema) or id(schema) in seen:
         return None
     seen |= {id(schema)}
@@ -418,9 +417,9 @@ def _make_document(schema: object) -> Document:
 
 
 def _read_value(text: str, *, is_sure: bool) -> object:
-    """The value of JSON text, or of one of Python's words; the text itself if it is neither.
+    """Return the value of JSON text, or of one of Python's words; the text itself if it is neither.
 
-    Where it `is_sure` to be no text, small mistakes are mended, and a number is bounded by those of float64.
+    If it `is_sure` to be no text, small mistakes are mended, and numbers are bounded by those of float64.
     """
     bare = text.strip()
     if bare in PYTHON_WORDS:

@@ -1,13 +1,11 @@
 """Reads calls that come in blocks, each between a marker at its beginning and one at its end: those of Gemma 4, Kimi K2
 and DeepSeek.
 
-Shared by the formats whose calls are not JSON: a block is given out when it is whole. What it holds is the business of
-the format, as is where it ends: values may spell the marker.
+Shared by the formats whose calls are not JSON: a block is given out when it is complete. The format reads its contents
+and finds its end, as values may spell the marker.
 
-Calls as Gemma 4 writes them: `<|tool_call>call:NAME{key:value,...}<tool_call|>`.
-
-Values are those of JSON, but that strings stand between two `<|"|>` and keys without quotes. Source: the chat template
-of Gemma 4.
+Gemma 4 writes calls as `<|tool_call>call:NAME{key:value,...}<tool_call|>`. Values are JSON, except that strings stand
+between two `<|"|>` and keys have no quotes. Source: the chat template of Gemma 4.
 """
 
 from __future__ import annotations
@@ -37,14 +35,16 @@ Call = tuple[str, Mapping[str, object]]  # name and arguments
 
 
 class EndFinder(Protocol):
-    """Looks for the end of one block in a text that grows."""
+    """Looks for the end of one block in a growing text."""
 
     @property
     def passed(self) -> tuple[int, int] | None:
-        """An end marker that was taken for a part of a value, should the block never end otherwise."""
+        """The place of an end marker that was taken for part of a value; it counts if the block never ends."""
 
     def find(self, text: str) -> tuple[int, int] | None:
-        """Where the end marker begins and ends, None if the block goes on; `text` is that of the last call and more."""
+        """Return where the end marker begins and ends, None if the block goes on; `text` continues that of the last
+        call.
+        """
 
 
 class TagFinder:
@@ -75,9 +75,9 @@ class TagFinder:
 class BlockParser(CallParser):
     """Text, and blocks that begin with one of `starts`.
 
-    `open_finder` gets the start of a block and finds its end. `read` gets the start and what stands behind that, and
-    says which calls these are, None if it is something else. `closing` may come behind the end of a block and is no
-    text. `heads` are what a block begins with where a grammar is enforced.
+    `open_finder` gets the start of a block and returns a finder of its end. `read` gets the start and the text behind
+    it, and returns the calls, None if it is something else. `closing` may come behind the end of a block and is no
+    text. `heads` are the beginnings of blocks if a grammar is enforced.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class BlockParser(CallParser):
         self._heads = heads
         self._starts, self._open_finder, self._read, self._closing = starts, open_finder, read, closing
         self._start = re.compile("|".join(map(re.escape, starts)))
-        self._lead = ""  # the marker and the space before it, should the block turn out to be text
+        self._lead = ""  # the marker and the space before it, in case the block turns out to be text
         self._finder: EndFinder | None = None
         self._wants_closing = False
 
@@ -123,12 +123,12 @@ class BlockParser(CallParser):
         return bool(self._text)
 
     def _end_block(self, begin: int, end: int) -> None:
-        """The block goes as far as `begin`, and its end marker to `end`."""
+        """End the block at `begin`; its end marker goes to `end`."""
         body, marker, self._text = self._text[:begin], self._text[begin:end], self._text[end:]
         self._decide(body, marker)
 
     def _decide(self, body: str, end: str, *, is_cut: bool = False) -> None:
-        """Calls of known tools, or text."""
+        """Give out calls of known tools, or text."""
         calls = self._read(self._lead.strip(), body)
         if calls is None and is_cut:
             self._give_begun(self._lead, body, self._heads, is_enforced=bool(self._heads))
@@ -147,7 +147,7 @@ class BlockParser(CallParser):
             return False
         if bare.startswith(self._closing):
             self._text = bare.removeprefix(self._closing)
-        self._wants_closing = False  # forgive one that is missing
+        self._wants_closing = False  # it may be missing
         return bool(self._text)
 
     def _end(self) -> None:
@@ -173,7 +173,7 @@ _PLAIN = re.compile(r"\s*(-?[0-9][0-9.eE+-]*|true|false|null|None)\s*")
 
 
 class Gemma4Format(ToolFormat):
-    """See `ToolFormat`. Of arguments a grammar enforces the names on top and what values look like, not their types."""
+    """See `ToolFormat`. A grammar enforces the names of arguments and the syntax of values, not their types."""
 
     markers: Sequence[str] = (START, END, QUOTE)
 
@@ -186,7 +186,7 @@ class Gemma4Format(ToolFormat):
         )
 
     def _write_grammar(self, asked: Asked) -> str | None:
-        """Calls, and text before them unless there must be a call."""
+        """Return a grammar of calls, and of text before them unless there must be a call."""
         start, end, quote = (asked.specials.get(marker, quote_lark(marker)) for marker in self.markers)
         more = f"({start} call)*" if asked.is_parallel else ""
         rules = f"calls: call {more}\n"
@@ -197,7 +197,7 @@ class Gemma4Format(ToolFormat):
             keys = [quote_lark(key) for key in Arguments(tool).properties]
             pair = f"({' | '.join(keys)}) {quote_lark(':')} value" if keys else "pair"
             rules += f'args_{index}: "{{" ({pair} ("," {pair})*)? "}}"\n'
-        is_token = QUOTE in asked.specials  # else a string ends where the marker is spelt
+        is_token = QUOTE in asked.specials  # else the marker's spelling ends a string
         quoted = f"string: QUOTED? {quote}\nQUOTED: {write_text_without(QUOTE)}\n"
         string = quoted if is_token else f"string[suffix={quote}]: /(?s:.*)/\n"
         rules += string + (
@@ -212,7 +212,7 @@ class Gemma4Format(ToolFormat):
 
 
 def read_block(keys: Mapping[str, Sequence[str]], text: str) -> list[Call] | None:
-    """The call in the text of one block; None if it is none of the tools, whose arguments `keys` names."""
+    """Return the call in the text of one block; None if it calls no tool in `keys`, which has the arguments' names."""
     head = _HEAD.match(text)
     if head is None or head[1] not in keys:
         return None
@@ -224,7 +224,7 @@ def read_block(keys: Mapping[str, Sequence[str]], text: str) -> list[Call] | Non
 
 
 def _read_value(text: str, place: int, depth: int) -> tuple[object, int]:
-    """The value at `place` and where it ends; ValueError if there is none."""
+    """Return the value at `place` and its end; raises ValueError if there is none."""
     if depth > MAX_DEPTH:
         raise ValueError("too deep")
     if text.startswith(QUOTE, place):
@@ -239,7 +239,7 @@ def _read_value(text: str, place: int, depth: int) -> tuple[object, int]:
 
 
 def _read_many(text: str, place: int, depth: int, known: Sequence[str] = ()) -> tuple[object, int]:
-    """The object or list that begins at `place`; keys that are `known` may be spelt in any way."""
+    """Return the object or list that begins at `place`, and its end; `known` keys may have any characters."""
     is_object = text[place] == "{"
     close, pairs, items = "}" if is_object else "]", dict[str, object](), list[object]()
     place += 1
@@ -266,7 +266,7 @@ def _read_many(text: str, place: int, depth: int, known: Sequence[str] = ()) -> 
 
 
 def _read_key(text: str, place: int, known: Sequence[str]) -> tuple[str, int]:
-    """The key at `place`, and where its value begins."""
+    """Return the key at `place`, and where its value begins."""
     for key in known:
         if text.startswith(f"{key}:", place):
             return key, place + len(key) + 1
@@ -278,17 +278,15 @@ def _read_key(text: str, place: int, known: Sequence[str]) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The marks of calls that stand in a section of the answer, a name and a JSON object each."""
+    """The marks of calls in a section of the answer; a call is a name and a JSON object."""
 
     start: str
     call: str
     argument: str  # between name and arguments
     call_end: str
     end: str
-    prefix: str = ""  # of names, which are numbered then
-    kind: str = (
-        ""  # what older models write in place of a name, which then stands behind, with a fence around arguments
-    )
+    prefix: str = ""  # of names, which then have a number
+    kind: str = ""  # a word that older models write before the name, with a code fence around the arguments
 
 
 KIMI = Section(
@@ -307,7 +305,7 @@ OLD_DEEPSEEK = replace(DEEPSEEK, kind="function")
 
 
 class SectionFormat(ToolFormat):
-    """Calls as Kimi K2 and DeepSeek V3, R1 and V3.1 write them: see `Section`.
+    """The format of Kimi K2 and DeepSeek V3, R1 and V3.1; see `Section`.
 
     Sources: the chat templates of Kimi-K2-Instruct, DeepSeek-V3, DeepSeek-R1 and DeepSeek-V3.1.
     """
@@ -317,7 +315,7 @@ class SectionFormat(ToolFormat):
         self.markers: Sequence[str] = (marks.start, marks.call, marks.argument, marks.call_end, marks.end)
 
     def prepare_messages(self, messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:
-        """Ids of calls as Kimi's own: the name and a number, counted through the conversation."""
+        """Return messages with Kimi's ids of calls: the name and a number, counted through the conversation."""
         del tools
         if not self._marks.prefix:
             return messages
@@ -336,7 +334,7 @@ class SectionFormat(ToolFormat):
         return prepared
 
     def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
-        """Return a parser of the calls of a section, which are given out when that is whole."""
+        """Return a parser of the calls of a section, which are given out when the section is complete."""
         marks, names = self._marks, frozenset(tool.name for tool in tools)
         heads = [marks.call] if is_enforced else []
         return BlockParser(
@@ -347,7 +345,7 @@ class SectionFormat(ToolFormat):
         )
 
     def _write_grammar(self, asked: Asked) -> str | None:
-        """Calls, and text before them unless there must be a call."""
+        """Return a grammar of calls, and of text before them unless there must be a call."""
         marks = self._marks
         _, call, argument, call_end, end = (asked.specials.get(mark, quote_lark(mark)) for mark in self.markers)
         more, rules = "call*" if asked.is_parallel else "", []
@@ -368,7 +366,7 @@ class SectionFormat(ToolFormat):
 
 
 class _SectionFinder:
-    """Finds the end of a section that is no part of the arguments of a call; see `EndFinder`."""
+    """Finds the end of a section, outside of a call's arguments; see `EndFinder`."""
 
     passed = None
 
@@ -404,7 +402,7 @@ class _SectionFinder:
 
 
 def read_section(marks: Section, text: str, names: Collection[str]) -> list[Call] | None:
-    """The calls in the text of a section, without its end; None if one of them is none of a known tool."""
+    """Return the calls in the text of a section without its end; None if one of them calls no known tool."""
     argument = re.escape(marks.argument)
     head = re.compile(
         rf"\s*{re.escape(marks.call)}\s*(?:function\s*{argument})?\s*(?:functions\.)?([^\s<{{]+?)(?::[0-9]+)?\s*"

@@ -1,7 +1,7 @@
-"""What a format of tool calls has to offer, and what all formats share.
+"""The interface of formats of tool calls, and functions that they share.
 
 A parser gets the answer's text piece by piece and gives back text and pieces of calls; the result does not depend on
-how the text was cut. What only looks like a call comes back as the text that it is.
+how the text was cut. Text that only looks like a call comes back as text.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from mlxr.service.identity import draw_hex
 from mlxr.service.reasoning import Thought
 from mlxr.service.requests import Tool
 
-# Arguments as models have seen them in training: on one line, spaced as Python writes JSON.
+# Arguments as in the models' training data: on one line, spaced as Python writes JSON.
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
 
 
 @dataclass(frozen=True, slots=True)
 class CallPiece:
-    """More of call number `call`: its first piece carries `name`, all carry `arguments` text."""
+    """A piece of call number `call`: the first one carries `name`, all carry `arguments` text."""
 
     call: int
     arguments: str
@@ -35,11 +35,11 @@ Place = Literal["start", "thought", "text"]
 
 
 class CallParser(ABC):
-    """Reads one answer. `calls` counts those that are complete; nothing counts any more after `max_calls`.
+    """Reads one answer. `calls` counts complete calls; after `max_calls` all further text is ignored.
 
-    `place` is where the prompt ends, for formats that mark whole answers. `answered` are name and arguments (as
-    `write_json` writes them) of calls that have been answered so often that one more without a marker is text. With
-    `is_bound` a grammar holds for all of the answer, so that nothing is a call that only resembles one.
+    `place` says where the prompt ends, for formats that mark whole answers. `answered` has name and arguments (as
+    `write_json` writes them) of calls that were answered so often that another one without a marker counts as text.
+    With `is_bound` a grammar holds for the whole answer, so text that only resembles a call is none.
     """
 
     def __init__(self) -> None:
@@ -50,10 +50,10 @@ class CallParser(ABC):
         self.is_bound = False
         self._text = ""  # not decided yet
         self._found: list[Piece] = []
-        self._said_after = 0  # calls that were complete when text was given out last
+        self._said_after = 0  # the number of complete calls when text was given out last
 
     def push(self, text: str) -> list[Piece]:
-        """What is certain with this piece of text."""
+        """Add a piece of text; returns the pieces that are now certain."""
         if not self.is_over:
             self._text += text
         while not self.is_over and self._advance():
@@ -61,23 +61,23 @@ class CallParser(ABC):
         return self._take()
 
     def flush(self) -> list[Piece]:
-        """What was held back; called once, when no more text comes."""
+        """Return the pieces still held back; called once, when no more text comes."""
         if not self.is_over:
             self._end()
         return self._take()
 
     @property
     def is_over(self) -> bool:
-        """Whether there are all calls that there may be."""
+        """True if the answer has all calls that it may have."""
         return self.calls == self.max_calls
 
     @abstractmethod
     def _advance(self) -> bool:
-        """One step over the text that is not decided yet; whether there may be another one."""
+        """Do one step over the text that is not decided yet; returns True if another step may follow."""
 
     @abstractmethod
     def _end(self) -> None:
-        """Decide what becomes of the text that is left at the end."""
+        """Give out the text that is left at the end, as a call or as text."""
 
     def _take(self) -> list[Piece]:
         found, self._found = self._found, []
@@ -89,9 +89,9 @@ class CallParser(ABC):
             self._said_after = self.calls
 
     def _give_begun(self, lead: str, text: str, heads: Sequence[str], *, is_enforced: bool) -> None:
-        """Give out a marker and what stands behind it at the end, unless it is the beginning of a call.
+        """Give out a marker and the text behind it at the answer's end, unless it is the beginning of a call.
 
-        `heads` are what calls begin with; nothing but one of them comes where a grammar is enforced.
+        Calls begin with one of `heads`; if a grammar is enforced, nothing else can come.
         """
         bare = text.strip()
         is_begun = is_enforced and any(head.startswith(bare) or bare.startswith(head) for head in heads)
@@ -99,7 +99,7 @@ class CallParser(ABC):
             self._give_rest(lead + text, (lead.strip(),))
 
     def _give_rest(self, text: str, markers: Sequence[str]) -> None:
-        """Give out what is left at the end, unless it is space or the beginning of a marker right behind a call."""
+        """Give out the rest at the end, unless it is space or the beginning of a marker right behind a call."""
         bare = text.strip()
         is_begun = self.calls != self._said_after and any(marker.startswith(bare) for marker in markers)
         if not self.calls or (bare and not is_begun):
@@ -108,22 +108,21 @@ class CallParser(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a grammar of calls must allow."""
+    """The demands on a grammar of calls."""
 
     tools: Sequence[Tool]
     must_call: bool
     is_parallel: bool  # several calls may come
-    specials: Mapping[str, str]  # how Lark names those of the markers that are control tokens of the vocabulary
-    answer: str | None = None  # part of a Lark rule: an answer without calls is that and nothing else
+    specials: Mapping[str, str]  # Lark's names of the markers that are control tokens of the vocabulary
+    answer: str | None = None  # part of a Lark rule that an answer without calls must follow
 
 
 class ToolFormat(ABC):
     """One way of calling tools.
 
-    `markers` are spellings that are to reach the parser even where they are control tokens. With `shows_tools` the
-    chat template describes the tools itself; with `marks_calls` every call begins with a marker, so that it cannot be
-    taken for text. With `marks_answers` all that is said and thought stands behind markers, too: the parser reads whole
-    answers, whether there are tools or not.
+    `markers` must reach the parser as text even if they are control tokens. With `shows_tools` the chat template
+    describes the tools itself; with `marks_calls` every call begins with a marker, so it cannot be taken for text. With
+    `marks_answers` text and thoughts stand behind markers, too: the parser reads whole answers, with tools or without.
     """
 
     markers: Sequence[str]
@@ -132,11 +131,11 @@ class ToolFormat(ABC):
     marks_answers: bool = False
 
     def make_id(self) -> str:
-        """Make an id for a call, as the format's templates want it: here as OpenAI spells them."""
+        """Make an id for a call, as the format's templates want it: here in OpenAI's spelling."""
         return make_call_id()
 
     def prepare_messages(self, messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:
-        """Return messages that the chat template can show, with `tools` described if need be: here as they are."""
+        """Return messages that the chat template can show, with `tools` described if need be: here unchanged."""
         del tools
         return messages
 
@@ -153,7 +152,7 @@ class ToolFormat(ABC):
         specials: Mapping[str, str],
         answer: str | None = None,
     ) -> str | None:
-        """The Lark grammar of the answers that may be given (see `Asked`), None where nothing can be enforced."""
+        """Return the Lark grammar of the allowed answers (see `Asked`), None if nothing can be enforced."""
         return self._write_grammar(Asked(tools, must_call, is_parallel, specials, answer))
 
     @abstractmethod
@@ -161,35 +160,36 @@ class ToolFormat(ABC):
 
 
 def make_call_id() -> str:
-    """As OpenAI spells them: `call_` and 24 characters."""
+    """Make an id in OpenAI's spelling: `call_` and 24 characters."""
     return "call_" + draw_hex(12, "call")
 
 
 def describe_tool(tool: Tool) -> dict[str, object]:
-    """A tool as chat templates expect it: OpenAI's shape."""
+    """Return a tool as chat templates expect it: in OpenAI's shape."""
     function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
     return {"type": "function", "function": function}
 
 
 def quote_lark(text: str) -> str:
-    """`text` as a Lark string."""
+    """Return `text` as a Lark string."""
     return json.dumps(text)
 
 
 def write_text_without(marker: str) -> str:
-    """The body of a Lark terminal: any text that is not empty and does not spell `marker`, as parsers read that."""
+    """Return the body of a Lark terminal: any text that is not empty and in which parsers find no `marker`."""
     return f"/(?s:.+)/ & ~/(?s:.*){re.escape(marker).replace('/', chr(92) + '/')}(?s:.*)/"
 
 
 def write_rule(name: str, alternatives: Sequence[str]) -> str:
-    """One rule of a Lark grammar."""
+    """Return one rule of a Lark grammar."""
     return f"{name}: " + "\n  | ".join(alternatives) + "\n"
 
 
 def write_call_rules(
     tools: Sequence[Tool], key: str, name: str = "name", first: Mapping[str, object] | None = None
 ) -> str:
-    """The rules `call`, one JSON object with the name of a tool and arguments that fit its schema, and `call_0` ...
+    """Return the rules `call`, one JSON object with the name of a tool and arguments that fit its schema, and `call_0`
+    ...
 
     `key` and `name` are those of the object; `first` are the schemas of what comes before them.
     """
@@ -199,13 +199,13 @@ def write_call_rules(
 
 
 def write_list_rules(tools: Sequence[Tool], *, is_parallel: bool, end: str = "") -> str:
-    """The rule `calls`, a list of JSON objects and then `end`, a part of a Lark rule, and those below it."""
+    """Return the rule `calls`, a list of JSON objects and then `end`, a part of a Lark rule, and those below it."""
     more = '("," " "? call)*' if is_parallel else ""
     return f'calls: " "? "[" call {more} "]" {end}\n' + write_call_rules(tools, "arguments")
 
 
 def write_marked_grammar(start: str, rules: str, asked: Asked) -> str:
-    """The grammar for formats of which an answer ends with a marker and `calls`, see `Asked`.
+    """Return the grammar for formats whose answers end with a marker and `calls`; see `Asked`.
 
     `start` is the marker, `rules` are `calls` and those below it.
     """
@@ -224,7 +224,7 @@ def write_marked_grammar(start: str, rules: str, asked: Asked) -> str:
 
 
 def write_bare_grammar(asked: Asked, key: str, separator: str) -> str | None:
-    """The grammar for formats whose calls have no marker; see `Asked`."""
+    """Return the grammar for formats whose calls have no marker; see `Asked`."""
     if not asked.must_call and asked.answer is None:
         return None
     calls = f"call ({quote_lark(separator)} call)*" if asked.is_parallel else "call"
@@ -234,19 +234,19 @@ def write_bare_grammar(asked: Asked, key: str, separator: str) -> str | None:
 
 
 def write_argument_rules(tools: Sequence[Tool]) -> str:
-    """The rules `args_0`, `args_1`, ...: the arguments of each tool."""
+    """Return the rules `args_0`, `args_1`, ...: the arguments of each tool."""
     return "".join(f"args_{index}: %json {json.dumps(close_schema(tool))}\n" for index, tool in enumerate(tools))
 
 
 def close_schema(tool: Tool) -> Mapping[str, object]:
-    """The schema of the arguments, which are an object even where it does not say so."""
+    """Return the schema of the arguments, which are an object even if it does not say so."""
     return {"type": "object", **tool.parameters, "x-guidance": JSON_STYLE}
 
 
 def _write_call_rule(rule: str, tool: Tool, key: str, name: str, first: Mapping[str, object]) -> str:
-    """One rule for the calls of one tool. It is JSON throughout, so that it may stand beside an answer in JSON."""
+    """Return one rule for the calls of one tool. It is all JSON, so that it may stand beside an answer in JSON."""
     arguments = {"type": "object", **tool.parameters}
-    definitions = arguments.pop("$defs", {})  # references start at the whole
+    definitions = arguments.pop("$defs", {})  # references start at the root
     call = {
         "$defs": definitions,
         "type": "object",

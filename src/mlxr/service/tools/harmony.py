@@ -1,8 +1,9 @@
 """Answers and calls as gpt-oss writes them: messages in the channels `analysis`, `commentary` and `final`.
 
-`<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>` is a call; its recipient may stand
-before the channel as well. `analysis` is what the model thinks, `final` its answer, and commentary to nobody says what
-it is about to do. Source: OpenAI's description of the harmony response format and the chat template of gpt-oss-120b.
+`<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>` is a call; its recipient may also
+stand before the channel. `analysis` has the model's thoughts, `final` its answer, and commentary without a recipient
+announces its next step. Source: OpenAI's description of the harmony response format and the chat template of
+gpt-oss-120b.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _HEADER_END = re.compile("|".join(map(re.escape, (MESSAGE, END, CALL, RETURN, ST
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
 _CHANNELS = ("analysis", "commentary", "final")
 _CHANNEL = re.compile(rf"{re.escape(CHANNEL)}\s*({'|'.join(_CHANNELS)})?")
-# What a header may consist of; the rest of one without a body is text that the model put into the wrong place.
+# The parts of a header; other text in a header without a body is text that the model put into the wrong place.
 _HEADER_PARTS = re.compile(r"<\|\w+\|>|\bto=\S*|\b(?:assistant|analysis|commentary|final|json|code)\b")
 _TO = "to="
 
@@ -47,17 +48,17 @@ class _Body(Enum):
 
 
 class HarmonyParser(CallParser):
-    """Thoughts, text and calls of the tools called `names`. Messages of one kind are parted by an empty line."""
+    """Reads thoughts, text and calls of the tools `names`. An empty line separates messages of one kind."""
 
     def __init__(self, names: frozenset[str], *, is_enforced: bool) -> None:
         super().__init__()
         self._names, self._is_enforced = names, is_enforced
         self._body: _Body | None = None  # none in a header, nor between two messages
-        self._is_bare = True  # no `<|start|>` has begun the header: what is no header is text
+        self._is_bare = True  # no `<|start|>` has begun the header, so text may come instead of one
         self._has_begun = False
         self._called = ""
         self._reader: ArgumentsReader | None = None
-        self._said = set[_Body]()  # the kinds of what was given out
+        self._said = set[_Body]()  # the kinds of bodies given out so far
         self._is_new = False  # nothing of this message was given out yet
 
     def _advance(self) -> bool:
@@ -81,7 +82,7 @@ class HarmonyParser(CallParser):
         end = _HEADER_END.search(bare, 0, MAX_HEADER_CHARACTERS)
         if end is None and len(bare) < MAX_HEADER_CHARACTERS:
             return False
-        if end is None:  # no header any more
+        if end is None:  # too long for a header
             self._open(_Body.THOUGHT)
             self._text = _MARKER.sub("", bare[:MAX_HEADER_CHARACTERS]) + bare[MAX_HEADER_CHARACTERS:]
             return True
@@ -108,7 +109,7 @@ class HarmonyParser(CallParser):
             self._open(_Body.THOUGHT if named == "analysis" else _Body.TEXT)
 
     def _end_header(self, header: str) -> None:
-        """A header without a body."""
+        """End a header that has no body."""
         text = _HEADER_PARTS.sub("", header).strip()
         if text and not any(name.startswith(text) for name in _CHANNELS):  # the answer may break off in the name
             self._open(_Body.THOUGHT)
@@ -120,7 +121,7 @@ class HarmonyParser(CallParser):
         self._body, self._is_new = body, True
 
     def _read_call(self, reader: ArgumentsReader) -> bool:
-        """Arguments, whose strings may spell markers."""
+        """Read arguments, whose strings may spell markers."""
         pieces, self._text = reader.push(self._text)
         self._found += pieces
         if reader.is_complete:
@@ -128,7 +129,7 @@ class HarmonyParser(CallParser):
             self._reader = None
         elif reader.is_broken:
             self._give_up(reader.raw)
-        elif self._text:  # a marker has ended what was given out already
+        elif self._text:  # a marker has ended arguments that were given out already
             self._reader = None
         return bool(self._text)
 
@@ -156,7 +157,7 @@ class HarmonyParser(CallParser):
             self._say(text)
 
     def _give_up(self, raw: str) -> None:
-        """The arguments are none."""
+        """Treat arguments that are broken as text."""
         self._reader, self._body = None, _Body.TEXT
         self._say(raw)
 
@@ -170,16 +171,16 @@ class HarmonyParser(CallParser):
         self._found.append(Thought(text) if self._body is _Body.THOUGHT else text)
 
     def _close(self) -> None:
-        """The message ends here."""
+        """End the message."""
         if self._body is _Body.THOUGHT and not self._is_new:
             self._found.append(Thought(""))
         self._body, self._is_bare = None, True
 
     def _end_call(self, reader: ArgumentsReader) -> None:
-        """The answer ends in a call. One without arguments is one, too.
+        """End a call at the answer's end; it may be without arguments.
 
-        One that breaks off is text, unless it was given out already: what seemed to be within a string may be the
-        marker that ends it.
+        A call that breaks off is text, unless it was given out already: a marker that seemed to be inside a string may
+        be the one that ends the call.
         """
         self._reader = None
         marker = _MARKER.search(reader.raw)
@@ -212,13 +213,13 @@ _PREAMBLE = f"{END}{START}assistant{CHANNEL}commentary{MESSAGE}"
 
 
 class HarmonyFormat(ToolFormat):
-    """Tool calls as gpt-oss writes them, and all else that its answers consist of."""
+    """The format of gpt-oss, for tool calls and all other parts of its answers."""
 
     markers: Sequence[str] = MARKERS
     marks_answers = True
 
     def prepare_messages(self, messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:
-        """One call in a message, its result behind it, and one system message: the template shows no others."""
+        """Return messages with one call each, its result behind it, and one system message: all that templates show."""
         del tools
         systems = [message for message in messages if message["role"] in ("system", "developer")]
         others = [message for message in messages if message["role"] not in ("system", "developer")]
@@ -232,9 +233,9 @@ class HarmonyFormat(ToolFormat):
         return HarmonyParser(frozenset(tool.name for tool in tools), is_enforced=is_enforced)
 
     def _write_grammar(self, asked: Asked) -> str | None:
-        """One call, or an answer in the channel `final`, perhaps after words about what is to be done.
+        """Return a grammar of one call, or an answer in the channel `final`, perhaps after text about the next steps.
 
-        What the model thinks before that is not part of it. A call ends the answer, so there are no two.
+        The model's thoughts before that are not part of it. A call ends the answer, so there is only one.
         """
         start, end, message, channel, constrain = (
             asked.specials.get(marker, quote_lark(marker)) for marker in (START, END, MESSAGE, CHANNEL, CONSTRAIN)
@@ -252,7 +253,7 @@ class HarmonyFormat(ToolFormat):
             return f"start: call\n{rules}"
         if asked.answer is not None:
             return write_rule("start", [*(["call"] if asked.tools else []), f"{final} {asked.answer}"]) + rules
-        is_token = END in asked.specials  # else a message ends where the marker is spelt
+        is_token = END in asked.specials  # else the marker's spelling ends a message
         body = f"body: TEXT? {end}\nTEXT: /(?s:.+)/\n" if is_token else f"body[suffix={end}]: /(?s:.*)/\n"
         rest = "TEXT?" if is_token else "/(?s:.*)/"
         more = f'{channel} ("commentary" | "analysis") {message} body {start} "assistant"'
@@ -260,7 +261,7 @@ class HarmonyFormat(ToolFormat):
 
 
 def _join_preamble(message: dict[str, object]) -> dict[str, object]:
-    """A call's message with its text as a message of its own behind the thought, where the template shows one alone."""
+    """Return a call's message with its text moved behind the thought, as the template shows only one of the two."""
     thinking, content = message.get("thinking"), message["content"]
     if "tool_calls" not in message or not content or not thinking:
         return message
@@ -268,7 +269,7 @@ def _join_preamble(message: dict[str, object]) -> dict[str, object]:
 
 
 def _pair_calls(messages: Sequence[dict[str, object]]) -> list[dict[str, object]]:
-    """Messages with one call each, and each result behind its call."""
+    """Return messages with one call each, and each result behind its call."""
     paired: list[dict[str, object]] = []
     groups: list[list[dict[str, object]]] = []  # of the last message with calls: each call and its results
     for message in messages:
@@ -285,7 +286,7 @@ def _pair_calls(messages: Sequence[dict[str, object]]) -> list[dict[str, object]
 
 
 def _find_group(groups: Sequence[list[dict[str, object]]], call_id: object) -> list[dict[str, object]]:
-    """The group of the call with this id, or else the first one without a result."""
+    """Return the group of the call with this id, or else the first one without a result."""
     for group in groups:
         call = cast("list[Mapping[str, object]]", group[0]["tool_calls"])[0]
         if call_id is not None and call.get("id") == call_id:

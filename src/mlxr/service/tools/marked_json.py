@@ -1,8 +1,8 @@
-"""Calls as one JSON object each: with marks around it (Hermes, Qwen, SmolLM3), bare (Llama 3), or as mlxr asks for it.
+"""Calls as one JSON object each: with marks around it (Hermes, Qwen, SmolLM3), bare (Llama 3), or in mlxr's own way.
 
 Sources: the chat templates of NousResearch's Hermes, of Qwen 2.5 and 3 and of HuggingFaceTB/SmolLM3-3B; Meta's prompt
-format for Llama 3.1 and its chat template. A call that has been answered again and again is text: small models write it
-once more instead of an answer, and a client that ran it for ever would never end.
+format for Llama 3.1 and its chat template. A bare call that has been answered again and again is text: small models
+repeat it instead of an answer, and a client that runs it would never end.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from mlxr.service.tools.format import (
 class BareJsonParser(CallParser):
     """Calls one after the other, with space and any of `separators` between; `leads` may come before each.
 
-    `closing` may come behind a call. Text is read on by `rest`, where there is one; that reads everything in answers
-    that are bound by a grammar, which has the marks of `rest`.
+    `closing` may come behind a call. If there is a parser `rest`, it reads the text on; in answers that follow a
+    grammar, which has the marks of `rest`, it reads everything.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class BareJsonParser(CallParser):
         self._separators, self._closing, self._rest = " \t\r\n" + separators, closing, rest
         self._stops = (closing,) if closing else ()
         self._is_enforced = is_enforced
-        self._lead = ""  # what came before the call that is being read, should it turn out to be text
+        self._lead = ""  # the text before the call that is being read, in case the call turns out to be text
         self._reader: CallReader | None = None
         self._is_text = self._has_lead = self._is_behind = False
 
@@ -64,7 +64,7 @@ class BareJsonParser(CallParser):
         return self._read_between()
 
     def _read_between(self) -> bool:
-        """Before a call: space, separators and the closing marker behind another one, and a lead."""
+        """Read the text before a call: space, separators, the closing marker of an earlier call, and a lead."""
         bare = self._text.lstrip(self._separators if self._is_behind else " \t\r\n")
         marks = list(self._leads) if self._is_behind or not self._has_lead else []
         if self._is_behind and self._closing:
@@ -103,7 +103,7 @@ class BareJsonParser(CallParser):
         return bool(self._text)
 
     def _take_call(self, reader: CallReader, pieces: Sequence[CallPiece]) -> None:
-        """More of a call, which is text once it is whole and has been answered often enough."""
+        """Take more of a call; a complete call that has been answered often enough becomes text."""
         if any((piece.name, piece.arguments) in self.answered for piece in pieces) and not self._is_enforced:
             self._give(self._lead + reader.raw)
         else:
@@ -113,12 +113,12 @@ class BareJsonParser(CallParser):
             self._lead, self._reader, self._is_behind = "", None, True
 
     def _turn_to_text(self, raw: str) -> None:
-        """What was held back and all that follows is text."""
+        """Treat the held text and all that follows as text."""
         self._text = self._lead + raw + self._text
         self._lead, self._reader, self._is_text = "", None, True
 
     def _pass_on(self, text: str) -> None:
-        """Give text out, or let it be read for calls of another kind."""
+        """Give text out, or let `rest` read it for calls of another kind."""
         if self._rest is None:
             self._give(text)
             return
@@ -146,14 +146,13 @@ KEYS = ("arguments", "parameters")
 
 
 class HermesFormat(ToolFormat):
-    """Tool calls as Hermes and Qwen write them: JSON between two tags."""
+    """The format of Hermes and Qwen: JSON between two tags."""
 
     markers: Sequence[str] = (START, END)
 
     def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
-        """Return a parser of marked calls, also of an answer that is calls without markers from its beginning.
-
-        Small models forget the markers.
+        """Return a parser of marked calls, and of answers that begin with calls without markers, which small models
+        forget.
         """
         names = frozenset(tool.name for tool in tools)
         marked = HermesParser(names, is_enforced=is_enforced)
@@ -161,7 +160,7 @@ class HermesFormat(ToolFormat):
         return BareJsonParser(names, KEYS, leads=leads, separators=",;", is_enforced=False, closing=END, rest=marked)
 
     def _write_grammar(self, asked: Asked) -> str | None:
-        """Calls, and text before and between them unless there must be a call."""
+        """Return a grammar of calls, and of text before and between them unless there must be a call."""
         end = asked.specials.get(END, quote_lark(END))
         body = f'"\\n" call "\\n" {end}'
         if asked.must_call or asked.answer is not None:
@@ -186,7 +185,7 @@ class HermesParser(CallParser):
     def __init__(self, names: frozenset[str], *, is_enforced: bool) -> None:
         super().__init__()
         self._names, self._is_enforced = names, is_enforced
-        self._lead = ""  # the start marker and the space behind it, should the call turn out to be text
+        self._lead = ""  # the start marker and the space behind it, in case the call turns out to be text
         self._reader: CallReader | None = None
         self._wants_end = False
 
@@ -242,7 +241,7 @@ class HermesParser(CallParser):
         self._lead, self._reader = "", None
 
     def _read_end(self) -> bool:
-        """Behind a call: the end marker, which may be missing, a bracket too many before it, or one more call."""
+        """Read the text behind a call: the end marker, which may be missing, an extra bracket, or one more call."""
         bare = self._text.lstrip(" \t\r\n}")
         if END.startswith(bare) and bare != END:
             return False
@@ -273,10 +272,10 @@ TOOLS_VARIABLE = "xml_tools"
 
 
 class SmolLM3Format(HermesFormat):
-    """Tool calls as SmolLM3 writes them: as Hermes does, where the template shows none."""
+    """The format of SmolLM3: that of Hermes, but the template does not show calls."""
 
     def prepare_messages(self, messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:
-        """Earlier calls as the text that the model wrote."""
+        """Return messages with earlier calls as the text that the model wrote."""
         del tools
         return [_write_smollm3_calls(message) if "tool_calls" in message else message for message in messages]
 
@@ -294,13 +293,13 @@ PYTHON_TAG = "<|python_tag|>"
 
 
 class Llama3Format(ToolFormat):
-    """Tool calls as Llama 3 writes them: bare JSON, also after a tag."""
+    """The format of Llama 3: bare JSON, also after a tag."""
 
     markers: Sequence[str] = (PYTHON_TAG,)
     marks_calls = False
 
     def prepare_messages(self, messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:
-        """One call in a message at most: the template refuses more."""
+        """Return messages with at most one call each: the template refuses more."""
         del tools
         prepared = []
         for message in messages:
@@ -321,7 +320,7 @@ class Llama3Format(ToolFormat):
         return BareJsonParser(names, keys, leads=(PYTHON_TAG,), separators=";,", is_enforced=is_enforced)
 
     def _write_grammar(self, asked: Asked) -> str | None:
-        """Calls where there must be one; otherwise an answer in JSON may be just that."""
+        """Return a grammar of calls, or of calls beside a given answer; None if neither is demanded."""
         return write_bare_grammar(asked, "parameters", "; ")
 
 
@@ -341,7 +340,7 @@ class GenericFormat(ToolFormat):
     marks_calls = False
 
     def prepare_messages(self, messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:
-        """Tools, calls and results as plain text; results that follow each other become one message."""
+        """Return messages with tools, calls and results as plain text; consecutive results become one message."""
         prepared: list[dict[str, object]] = []
         for message in messages:
             if message["role"] == "tool":
@@ -365,7 +364,7 @@ class GenericFormat(ToolFormat):
         return BareJsonParser(names, keys, leads=leads, separators=",;", is_enforced=is_enforced)
 
     def _write_grammar(self, asked: Asked) -> str | None:
-        """Calls where there must be one; otherwise an answer in JSON may be just that."""
+        """Return a grammar of calls, or of calls beside a given answer; None if neither is demanded."""
         return write_bare_grammar(asked, "arguments", "\n")
 
 

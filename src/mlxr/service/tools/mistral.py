@@ -1,4 +1,4 @@
-"""Calls as a list of JSON objects behind a mark: Mistral, Phi-4, Nemotron, Hunyuan A13B, Command R7B and Command A.
+"""Calls as a list of JSON objects behind a marker: Mistral, Phi-4, Nemotron, Hunyuan A13B, Command R7B and Command A.
 
 Sources: the chat templates of these models.
 """
@@ -40,11 +40,11 @@ class MistralFormat(ToolFormat):
         self._has_args_marker = has_args_marker
 
     def make_id(self) -> str:
-        """Nine letters and digits: the templates refuse anything else."""
+        """Make an id of nine letters and digits: the templates refuse anything else."""
         return draw_hex(5, "call")[:9]
 
     def prepare_messages(self, messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:
-        """Ids of calls in the form that the templates want, the same for a call and its result."""
+        """Return messages with ids in the form that the templates want, the same for a call and its result."""
         del tools
         prepared = []
         for message in messages:
@@ -61,12 +61,12 @@ class MistralFormat(ToolFormat):
         return MarkedParser(frozenset(tool.name for tool in tools), CALLS, is_enforced=is_enforced)
 
     def _write_grammar(self, asked: Asked) -> str | None:
-        """Calls, and text before them unless there must be a call."""
+        """Return a grammar of calls, and of text before them unless there must be a call."""
         rules = self._write_calls(asked.tools, asked.is_parallel, asked.specials)
         return write_marked_grammar(CALLS, rules, asked)
 
     def _write_calls(self, tools: Sequence[Tool], is_parallel: bool, specials: Mapping[str, str]) -> str:
-        """The rule `calls` and those below it."""
+        """Return the rule `calls` and those below it."""
         if not self._has_args_marker:
             return write_list_rules(tools, is_parallel=is_parallel)
         marker, args = (specials.get(text, quote_lark(text)) for text in (CALLS, ARGS))
@@ -81,14 +81,14 @@ def _fit_id(call_id: object) -> str:
 
 
 class MarkedParser(CallParser):
-    """Text, and calls behind the marker `start`, in either form; `end` may come behind them and is no text."""
+    """Reads text, and calls behind the marker `start`, in either form; `end` may come behind them and is no text."""
 
     def __init__(self, names: frozenset[str], start: str, end: str = "", *, is_enforced: bool) -> None:
         super().__init__()
         self._names, self._start_marker, self._end_marker = names, start, end
         self._is_enforced = is_enforced
         self._wants_end = False
-        self._lead = ""  # the marker and what came behind it, should that turn out to be text
+        self._lead = ""  # the marker and the text behind it, in case that turns out to be no call
         self._in_list = False
         self._reader: CallReader | ArgumentsReader | None = None
 
@@ -113,7 +113,7 @@ class MarkedParser(CallParser):
         return False
 
     def _read_head(self) -> bool:
-        """Behind the marker: a list of calls, one call, or the name of a tool."""
+        """Read the text behind the marker: a list of calls, one call, or the name of a tool."""
         bare = self._text.lstrip()
         if bare.startswith("["):
             self._keep_lead(bare[1:])
@@ -168,7 +168,7 @@ class MarkedParser(CallParser):
         if self._end_marker.startswith(bare) and bare != self._end_marker:
             return False
         self._text = bare.removeprefix(self._end_marker) if bare.startswith(self._end_marker) else self._text
-        self._wants_end = False  # forgive one that is missing
+        self._wants_end = False  # it may be missing
         return bool(self._text)
 
     def _open_reader(self) -> None:
@@ -215,13 +215,13 @@ class Phi4Format(ToolFormat):
         return MarkedParser(frozenset(tool.name for tool in tools), self._start, self._end, is_enforced=is_enforced)
 
     def _write_grammar(self, asked: Asked) -> str | None:
-        """Calls, and text before them unless there must be a call."""
+        """Return a grammar of calls, and of text before them unless there must be a call."""
         end = asked.specials.get(self._end, quote_lark(self._end)) if self._end else ""
         rules = self.write_rules(asked.tools, end, is_parallel=asked.is_parallel)
         return write_marked_grammar(self._start, rules, asked)
 
     def write_rules(self, tools: Sequence[Tool], end: str, *, is_parallel: bool) -> str:
-        """The rule `calls` of a Lark grammar, which ends with `end`, and those below it."""
+        """Return the rule `calls` of a Lark grammar, which ends with `end`, and those below it."""
         return write_list_rules(tools, is_parallel=is_parallel, end=end)
 
 
@@ -229,19 +229,19 @@ COHERE_START, COHERE_END = "<|START_ACTION|>", "<|END_ACTION|>"
 
 
 class CohereFormat(Phi4Format):
-    """See `ToolFormat`. An answer without calls is not bound to a grammar, as it stands between control tokens."""
+    """See `ToolFormat`. Answers without calls follow no grammar, as they stand between control tokens."""
 
     def __init__(self) -> None:
         super().__init__(COHERE_START, COHERE_END)
 
     def _write_grammar(self, asked: Asked) -> str | None:
-        """Calls where there must be one, or calls beside a given answer."""
+        """Return a grammar of calls if there must be one, or of calls beside a given answer."""
         if not asked.must_call and asked.answer is None:
             return None
         return super()._write_grammar(asked)
 
     def write_rules(self, tools: Sequence[Tool], end: str, *, is_parallel: bool) -> str:
-        """The rule `calls`, on lines as the templates write them, and those below it."""
+        """Return the rule `calls`, on lines as the templates write them, and those below it."""
         space, comma, close = (quote_lark(text) for text in ("[\n    ", ",\n    ", "\n]"))
         more = f"({comma} call)*" if is_parallel else ""
         first = {"tool_call_id": {"type": "string", "pattern": "^[0-9]{1,3}$"}}

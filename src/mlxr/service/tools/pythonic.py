@@ -19,7 +19,7 @@ from mlxr.service.tools.arguments import PYTHON_WORDS, Arguments
 from mlxr.service.tools.blocks import BlockParser, Call
 from mlxr.service.tools.format import Asked, CallParser, ToolFormat, quote_lark, write_marked_grammar, write_rule
 
-_NAMES: Mapping[str, object] = {"true": True, "false": False, "null": None}  # that Python has not
+_NAMES: Mapping[str, object] = {"true": True, "false": False, "null": None}  # unknown to Python
 _CALL = re.compile(r"\s*([^\s(]+)\((.*)\)\s*", re.DOTALL)
 _PAIR = re.compile(r"\s*([^\s=,()\"']+)\s*=\s*(.+)", re.DOTALL)
 _QUOTED = re.compile(r"([\"'])(.*)\1", re.DOTALL)
@@ -43,7 +43,7 @@ class PythonicFormat(ToolFormat):
         return BlockParser((start,), lambda _: _Finder(end, read), lambda _, text: read(text), heads=heads)
 
     def _write_grammar(self, asked: Asked) -> str | None:
-        """Calls, and text before them unless there must be a call."""
+        """Return a grammar of calls, and of text before them unless there must be a call."""
         start, end = self.markers
         more = f"({quote_lark(self._separator)} call)*" if asked.is_parallel else ""
         opens, closes = (quote_lark(sign) if sign else "" for sign in (self._opens, self._closes))
@@ -53,7 +53,7 @@ class PythonicFormat(ToolFormat):
         return write_marked_grammar(start, rules, asked)
 
     def write_calls(self, calls: Sequence[object]) -> str:
-        """Earlier calls, in the shape of messages, as the model wrote them."""
+        """Write earlier calls, given as in messages, in the way of the model."""
         functions = (cast("Mapping[str, Mapping[str, object]]", call)["function"] for call in calls)
         written = [f"{function['name']}({_write_arguments(function['arguments'])})" for function in functions]
         start, end = self.markers
@@ -61,9 +61,9 @@ class PythonicFormat(ToolFormat):
 
 
 class _Finder:
-    """Finds the end of a block, which is none within quotes; see `EndFinder`.
+    """Finds the end of a block outside of quotes; see `EndFinder`.
 
-    Where quotes stand within quotes, it is one if `read` finds calls before it.
+    If quotes are nested, an end marker counts if `read` finds calls before it.
     """
 
     def __init__(self, end: str, read: Callable[[str], object]) -> None:
@@ -88,7 +88,7 @@ class _Finder:
 
 
 def _write_call_rules(rule: str, tool: Tool) -> str:
-    """One rule for the calls of one tool: first what it requires, then, in the schema's order, what it does not."""
+    """Return one rule for the calls of one tool: required arguments first, then optional ones in the schema's order."""
     schemas = Arguments(tool)
     required, properties = schemas.required, schemas.properties
     keys = [*required, *(key for key in properties if key not in required)]
@@ -107,7 +107,7 @@ def _write_call_rules(rule: str, tool: Tool) -> str:
 
 
 def _write_rest(arguments: Sequence[str]) -> str:
-    """Arguments that may follow others."""
+    """Return the part of a rule for arguments that may follow others."""
     return "".join(f' (", " {argument})?' for argument in arguments)
 
 
@@ -117,7 +117,7 @@ def _write_arguments(arguments: object) -> str:
 
 
 def _write_value(value: object) -> str:
-    """A value as Python writes it, its texts as JSON does."""
+    """Write a value as Python does, its texts as JSON does."""
     if isinstance(value, str):
         return write_json(value)
     if isinstance(value, Mapping):
@@ -128,9 +128,9 @@ def _write_value(value: object) -> str:
 
 
 def read_calls(tools: Mapping[str, Tool], brackets: str, text: str, *, is_strict: bool) -> list[Call] | None:
-    """The calls in a text, perhaps a list in `brackets`; None where there is none or something else beside them.
+    """Return the calls in a text, perhaps a list in `brackets`; None if there is none, or other text beside them.
 
-    Where a grammar `is_strict`, quotes are in order, and numbers are bounded by those of float64.
+    If a grammar was enforced (`is_strict`), quotes are in order, and numbers are bounded by those of float64.
     """
     text = text.strip()
     if brackets and text.startswith(brackets[0]) and text.endswith(brackets[1]):
@@ -143,7 +143,7 @@ def read_calls(tools: Mapping[str, Tool], brackets: str, text: str, *, is_strict
 
 
 def _read_call(text: str, tools: Mapping[str, Tool], *, is_strict: bool) -> Call:
-    """One call; ValueError or SyntaxError where it is none of a known tool."""
+    """Return one call; raises ValueError or SyntaxError if it calls no known tool."""
     call = _CALL.fullmatch(text)
     if call is None or call[1] not in tools:
         raise ValueError
@@ -162,7 +162,7 @@ def _read_call(text: str, tools: Mapping[str, Tool], *, is_strict: bool) -> Call
 
 
 def _read_loosely(text: str, tools: Mapping[str, Tool]) -> Call | None:
-    """A call with quotes inside of a quoted text, as LFM 2.5's template writes them: known names part the arguments."""
+    """Read a call with quotes inside of a quoted text, as LFM 2.5's template writes: names separate the arguments."""
     call = _CALL.fullmatch(text)
     keys = Arguments(tools[call[1]]).properties if call is not None and call[1] in tools else {}
     if call is None or not keys:
@@ -180,7 +180,7 @@ def _read_loosely(text: str, tools: Mapping[str, Tool]) -> Call | None:
 
 
 def _split(text: str, separators: str) -> Iterator[str]:
-    """The parts of a text between separators that stand in no quotes and brackets, without empty ones."""
+    """Yield the parts of a text between separators outside of quotes and brackets, without empty ones."""
     begin, depth, quote = 0, 0, ""
     for sign in _SIGNS.finditer(text):
         if sign[0][0] == "\\":
@@ -200,7 +200,7 @@ def _split(text: str, separators: str) -> Iterator[str]:
 
 
 def _read_value(text: str, *, is_strict: bool) -> object:
-    """A value as JSON or Python writes it; ValueError or SyntaxError for anything else."""
+    """Return a value that JSON or Python wrote; raises ValueError or SyntaxError for anything else."""
     bare = text.strip()
     if bare in PYTHON_WORDS:
         return PYTHON_WORDS[bare]
@@ -211,7 +211,7 @@ def _read_value(text: str, *, is_strict: bool) -> object:
 
 
 def _read_node(node: ast.expr) -> object:
-    """A JSON value, or one of Python's that JSON can say."""
+    """Return a JSON value, or one of Python's that JSON can express."""
     match node:
         case ast.Name(id=name) if name in _NAMES:
             return _NAMES[name]
@@ -222,7 +222,7 @@ def _read_node(node: ast.expr) -> object:
     value = ast.literal_eval(node)
     if value is not None and not isinstance(value, bool | int | float | str):
         raise ValueError
-    json.dumps(value, allow_nan=False)  # raises ValueError for numbers that JSON cannot say
+    json.dumps(value, allow_nan=False)  # raises ValueError for numbers that JSON cannot express
     return value
 
 
@@ -237,14 +237,14 @@ LFM2_MARKS = (LFM2_START, "<|tool_list_start|>", "List of tools: [")
 
 
 class Lfm2Format(PythonicFormat):
-    """Tool calls as LFM 2 writes them: as a list of calls in Python; `shows_calls` says that the template does, too."""
+    """The format of LFM 2: a list of calls in Python; with `shows_calls` the template shows earlier calls itself."""
 
     def __init__(self, *, shows_calls: bool) -> None:
         super().__init__(LFM2_START, LFM2_END, "[]", ", ")
         self._shows_calls = shows_calls
 
     def prepare_messages(self, messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:
-        """Earlier calls as the text that the model wrote, where the template leaves them out."""
+        """Return messages with earlier calls as the text that the model wrote, if the template leaves them out."""
         del tools
         return messages if self._shows_calls else [self._write_message(message) for message in messages]
 
@@ -259,7 +259,7 @@ OLMO_START, OLMO_END = "<function_calls>", "</function_calls>"
 
 
 class Olmo3Format(PythonicFormat):
-    """Tool calls as OLMo 3 writes them: as calls in Python, between two tags."""
+    """The format of OLMo 3: calls in Python, between two tags."""
 
     def __init__(self) -> None:
         super().__init__(OLMO_START, OLMO_END)

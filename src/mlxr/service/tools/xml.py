@@ -5,9 +5,8 @@ stands on a line of its own. Qwen writes `<function=NAME>`, and `<parameter=KEY>
 own between `<tool_call>` and `</tool_call>`; models forget the first of these. Seed-OSS writes the same between
 `<seed:tool_call>` and `</seed:tool_call>`, with values on the lines of their tags. MiniMax M2 writes `<invoke
 name="NAME">` and `<parameter name="KEY">`, and has all calls between `<minimax:tool_call>` and `</minimax:tool_call>`.
-Sources: the chat
-templates of GLM-4.5, GLM-4.6, GLM-4.7-Flash, Qwen3-Coder, Qwen3.5-4B, NVIDIA-Nemotron-3-Nano-30B-A3B,
-Seed-OSS-36B-Instruct and MiniMax-M2.
+Sources: the chat templates of GLM-4.5, GLM-4.6, GLM-4.7-Flash, Qwen3-Coder, Qwen3.5-4B,
+NVIDIA-Nemotron-3-Nano-30B-A3B, Seed-OSS-36B-Instruct and MiniMax-M2.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _PAIR = re.compile(rf"\s*{ARG_KEY}(.*?){ARG_KEY_END}\s*{ARG_VALUE}(.*?)(?:{ARG_V
 
 
 class GlmFormat(ToolFormat):
-    """See `ToolFormat`; `breaks_lines` is the older form. Of texts a grammar holds nothing but where they end."""
+    """See `ToolFormat`; `breaks_lines` is the older form. A grammar enforces only the ends of texts."""
 
     markers: Sequence[str] = (GLM_START, GLM_END, ARG_KEY, ARG_KEY_END, ARG_VALUE, ARG_VALUE_END)
 
@@ -54,13 +53,15 @@ class GlmFormat(ToolFormat):
         )
 
     def _write_grammar(self, asked: Asked) -> str | None:
-        """Calls, and text before them unless there must be a call. Arguments come in the order of the schema."""
+        """Return a grammar of calls, their arguments in the schema's order, and of text before them unless there must
+        be a call.
+        """
         start, end, *marks, value_end = (asked.specials.get(marker, quote_lark(marker)) for marker in self.markers)
         key, key_end, value = marks
         new_line = quote_lark(self._break) if self._break else ""
         more = f"({new_line} {start} call)*" if asked.is_parallel else ""
         rules = f"calls: call {more}\n" + write_rule("call", [f"call_{index}" for index in range(len(asked.tools))])
-        is_token = ARG_VALUE_END in asked.specials  # else a text ends where the marker is spelt
+        is_token = ARG_VALUE_END in asked.specials  # else the marker's spelling ends a text
         words = f"text: WORDS? {value_end}\nWORDS: {write_text_without(ARG_VALUE_END)}\n"
         rules += words if is_token else f"text[suffix={value_end}]: /(?s:.*)/\n"
         for index, tool in enumerate(asked.tools):
@@ -75,7 +76,7 @@ class GlmFormat(ToolFormat):
 
 
 def read_glm_block(text: str, tools: Mapping[str, Tool]) -> list[Call] | None:
-    """The call in the text of one block, without its end; None if it is none of a known tool."""
+    """Return the call in the text of one block, without its end; None if it calls no known tool."""
     name, key, rest = text.partition(ARG_KEY)
     tool = tools.get(name.strip())
     if tool is None:
@@ -98,7 +99,7 @@ _MAX_TAG_CHARACTERS = 300
 
 
 class Spelling:
-    """How a family spells such calls: the marks around one, and whether values have lines of their own.
+    """A family's spelling of such calls: the marks around one, and whether values have lines of their own.
 
     With `names` tags say `name="..."`, and all calls stand between one pair of marks.
     """
@@ -121,7 +122,7 @@ class Spelling:
 
 
 class QwenXmlFormat(ToolFormat):
-    """See `ToolFormat`. A grammar holds what values are, but texts may be any text."""
+    """See `ToolFormat`. A grammar enforces the types of values, but texts may be any text."""
 
     def __init__(self, spelling: Spelling | None = None) -> None:
         self._spelling = spelling or Spelling()
@@ -143,7 +144,9 @@ class QwenXmlFormat(ToolFormat):
         )
 
     def _write_grammar(self, asked: Asked) -> str | None:
-        """Calls, and text before them unless there must be a call. Arguments come in the order of the schema."""
+        """Return a grammar of calls, their arguments in the schema's order, and of text before them unless there must
+        be a call.
+        """
         start, end = (asked.specials.get(marker, quote_lark(marker)) for marker in self.markers)
         before, between, behind = ('"\\n"', "", end) if self._spelling.is_shared else ("", f'"\\n" {start}', "")
         more = f"({between} call)*" if asked.is_parallel else ""
@@ -156,7 +159,7 @@ class QwenXmlFormat(ToolFormat):
 
 
 def _write_call_rules(own: Spelling, rule: str, tool: Tool, end: str) -> str:
-    """The rule for calls of one tool, and those for its values."""
+    """Return the rule for calls of one tool, and those for its values."""
     arguments, parameters, values = Arguments(tool), [], ""
     for index, key in enumerate(arguments.properties):
         parameter = quote_lark(f"{own.parameter}{key}{own.tag_end}{own.line}") + f" {rule}_{index}"
@@ -203,11 +206,12 @@ class _Finder:
 def find_value_end(
     own: Spelling, text: str, place: int, keys: Collection[str], *, is_strict: bool, is_whole: bool = False
 ) -> tuple[int | None, int]:
-    """Where a value ends, of which nothing ends before `place`, and where what follows it begins.
+    """Return the end of a value that does not end before `place`, and where the text after its end tag begins.
 
-    None, and where to look on, while more text is to come, unless it `is_whole`. Where a grammar `is_strict`, a value
-    ends as that says. Models that are free leave out line breaks and ends, and write ends into values: there an end
-    counts with a tag behind it, and the beginning of another one of `keys` does.
+    If no end is certain yet and more text may come (unless it `is_whole`), returns None and the place to look from next
+    time. If a grammar was enforced (`is_strict`), only the exact end tag ends a value. Otherwise models leave out line
+    breaks and end tags, and write end tags into values: there an end tag counts if a tag follows, and the beginning of
+    another argument of `keys` also ends the value.
     """
     if is_strict:
         end, next_place = text.find(own.value_end, place), len(text) - hold_back(text[place:], own.value_end)
@@ -230,7 +234,7 @@ def find_value_end(
 
 
 def read_block(own: Spelling, text: str, tools: Mapping[str, Tool], *, is_strict: bool) -> list[Call] | None:
-    """The call in the text of one block, without its end; None if it is none of a known tool."""
+    """Return the call in the text of one block, without its end; None if it calls no known tool."""
     block = own.block.fullmatch(text)
     tool = None if block is None else tools.get(block[1].strip())
     if block is None or tool is None:
@@ -249,14 +253,14 @@ def read_block(own: Spelling, text: str, tools: Mapping[str, Tool], *, is_strict
 
 
 def _list_keys(own: Spelling, text: str, tools: Mapping[str, Tool]) -> Collection[str]:
-    """The arguments of the tool that the text of a block calls."""
+    """Return the arguments of the tool that the text of a block calls."""
     block = own.block.match(text)
     tool = None if block is None else tools.get(block[1].strip())
     return () if tool is None else Arguments(tool).properties
 
 
 def _drop_ends(own: Spelling, body: str) -> str:
-    """The body without the ends of a block that stand behind a value which was not ended."""
+    """Return the body without end markers of a block behind a value that has no end tag."""
     bare = body.rstrip()
     for end in (own.end, own.function_end):
         bare = bare.removesuffix(end).rstrip()
