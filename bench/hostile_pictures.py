@@ -133,7 +133,7 @@ def _other(draw: random.Random) -> bytes:
 
 
 def _large(draw: random.Random) -> bytes:
-    """As many bytes as a file may have, after the beginning of a valid picture."""
+    """The first bytes of a format, then 1 MiB of zeros, or more bytes than a file may have."""
     return draw.choice([b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", b"RIFF", b"BM"]) + bytes(
         draw.choice([1, 20]) << 20
     )

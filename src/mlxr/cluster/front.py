@@ -155,7 +155,7 @@ class Fleet:
             await self._wait(end_s - monotonic())
 
     async def take_turn(self, without: Collection[str], wait_s: float) -> Member:
-        """Return the replicas in turn, for requests that all of them can answer equally well and fast."""
+        """Return the next replica in turn, for requests that all of them can answer equally well and fast."""
         if not self.members:
             await self.choose((), 1, without, wait_s)
         fitting = [member for member in self.members if member.name not in without] or self.members

@@ -43,7 +43,7 @@ class Inbox:
         self.max_bytes = max_bytes
         self._pages: dict[PageName, tuple[ByteArray, Delivery]] = {}
         self._reserved_bytes = 0
-        self._lock = RLock()  # reentrant: the garbage collector may close a delivery in any thread, at any point
+        self._lock = RLock()  # reentrant: garbage collection may close a delivery in any thread at any point
 
     @property
     def reserved_bytes(self) -> int:

@@ -92,7 +92,7 @@ class Ask:
 
     @classmethod
     def parse(cls, data: bytes) -> Ask:
-        """Reverses `pack`; raises ValueError saying what is wrong."""
+        """Reverse `pack`; raises ValueError that names the fault."""
         if len(data) < _HEAD.size:
             raise ValueError(f"an ask has at least {_HEAD.size} bytes, not {len(data)}")
         magic, version, groups, names, pages, max_bytes = _HEAD.unpack(data[: _HEAD.size])

@@ -472,7 +472,7 @@ class ReplicaServer(Server):
         self._reporting = asyncio.create_task(self._report_on())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End as a server does; at a forced end answers break off, so that the front sees no last words of theirs."""
+        """End like a server; a forced end cuts answers off, so that the front never takes them for finished."""
         if self._reporting is not None:
             self._reporting.cancel()
         if self.force_exit:
@@ -546,11 +546,11 @@ class Replica:
         return Load(0, 0, 0.0, 0.0) if report is None else report.load
 
     async def stop(self) -> None:
-        """Take no more requests and let answers go on for `drain_s`; those that are left go on in other replicas."""
+        """Take no more requests and let answers grow for up to `drain_s`; other replicas continue the rest."""
         self._app.state.parts.lifecycle.begin_drain()
         end_s = monotonic() + self._drain_s
         while len(self._app.state.parts.activity) and self._thread.is_alive() and monotonic() < end_s:
             await asyncio.sleep(DRAIN_STEP_S)
-        self._server.force_exit = len(self._app.state.parts.activity) > 0  # connections are cut, which the front mends
+        self._server.force_exit = len(self._app.state.parts.activity) > 0  # the front mends cut connections
         self._server.should_exit = True
         await asyncio.to_thread(self._thread.join, 10.0)

@@ -85,7 +85,7 @@ class SettingError(MlxrError):
 
 
 class RegistryError(MlxrError):
-    """The catalogue of models, or a file that it names, is broken, changed or not what it should be."""
+    """The catalogue of models, or a file that it names, is broken, has changed or is of the wrong kind."""
 
 
 class Unavailable(RegistryError):

@@ -315,8 +315,8 @@ LIGHT_SIZES = {"cuda": StepSizes(16384, 256, 16384)}  # for small encoders, whos
 
 
 def size_steps(settings: ModelSettings, device: str, *, is_light: bool = False, has_room: bool = False) -> StepSizes:
-    """Take the sizes of a step from the settings; unset ones are chosen for `device` (not "auto"), for whether it
-    `has_room` (much memory), and for whether the model `is_light` (a small encoder)."""
+    """Take the sizes of a step from the settings; unset ones suit `device` (not "auto"; with much memory if it
+    `has_room`) and the model (a small encoder if it `is_light`)."""
     usual = (LIGHT_SIZES if is_light else ROOM_SIZES if has_room else SIZES).get(device)
     usual = usual or SIZES.get(device, USUAL_SIZES)
     given = {row.name: getattr(settings, row.name) for row in fields(StepSizes)}

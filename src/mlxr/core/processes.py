@@ -106,7 +106,7 @@ class Spare:
             process, self._process = self._process, None
         if process is None or process.poll() is None:
             return process
-        _finish(process, b"", END_S)  # ended by others
+        _finish(process, b"", END_S)  # it ended before it was asked
         return None
 
     def _forget(self) -> None:

@@ -222,7 +222,7 @@ class AffineTensor(AffineBlocks):
 
 
 def _flatten(part: TensorSource) -> TensorSource:
-    """A stack of matrices as one, their rows after one another."""
+    """A stack of matrices as one matrix, with the rows of one after those of another."""
     if len(part.shape) < 3:
         return part
     shape = (math.prod(part.shape[:-1]), part.shape[-1])

@@ -2,7 +2,7 @@
 
 Integers of 2, 3, 4 and 8 bits mean (q - zero) * scale for each group of columns. They go into MLX's affine blocks with
 scale and -zero * scale, which are exact in f32 for scales in 16 bits; a tensor whose numbers are not is refused, never
-rounded. If the columns of a group are not neighbours (`g_idx`), the products become f16, as in the makers' libraries.
+rounded. If the columns of a group are not neighbours (`g_idx`), the results become f16, as in the makers' libraries.
 FP8 numbers in E4M3 stay as they are if a scale is for a multiple of 128 columns; others times their scales become bf16,
 as transformers dequantises them, which is exact if scales are powers of two. `quantization_config` in `config.json`
 names the method; bits and groups follow from shapes. Knows no models.

@@ -4,7 +4,7 @@ A blob is written beside its place, checked, synced and renamed: under its name 
 Digests come from strangers: only 64 hexadecimal digits make a file name, and a blob that is a link is refused.
 
 A model that is one GGUF file is its blob. Split files and folders need names: they are a bundle, a folder of links to
-blobs, named by what it holds. A link is followed only when it is ours: relative, to the very blob that the catalogue
+blobs, named by a hash of its contents. A link is followed only if it is ours: relative, to the blob that the catalogue
 names.
 """
 

@@ -159,7 +159,7 @@ class AdapterRows:
     def _read(self, row: sqlite3.Row) -> AdapterRecord:
         return AdapterRecord(
             **{column: row[column] for column in _PLAIN},
-            path=self._store / row["path"],  # an absolute path stays what it is
+            path=self._store / row["path"],  # an absolute path stays unchanged
             is_owned=bool(row["is_owned"]),
             is_part=bool(row["is_part"]),
             modified_at=to_time(row["modified_ns"]),
@@ -432,7 +432,7 @@ class Catalogue:
             _complain("messages and capabilities")
         return ModelRecord(
             **{column: row[column] for column in _COLUMNS if column not in _CONVERTED},
-            path=self.store / row["path"],  # an absolute path stays what it is
+            path=self.store / row["path"],  # an absolute path stays unchanged
             is_owned=bool(row["is_owned"]),
             modified_at=to_time(row["modified_ns"]),
             last_used_at=None if row["last_used_ns"] is None else to_time(row["last_used_ns"]),

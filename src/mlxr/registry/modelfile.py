@@ -110,7 +110,7 @@ def read_parameter(name: str, text: str) -> object:
         else:
             value = [text]
     except (ValueError, KeyError):
-        pass  # the check below says what it must be
+        pass  # the check below raises the proper error
     return _check(option, value, f"PARAMETER {name}")
 
 

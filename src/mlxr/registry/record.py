@@ -86,7 +86,7 @@ class ModelFacts:
     `format` is "gguf" or "safetensors", `parameters` the number of weights, `quantization` in ggml's words (`Q4_K_M`),
     `embedding_length` the size of a hidden vector, `template` the chat template of the files, "" without one.
     `capabilities` are of "completion", "tools", "thinking", "vision", "audio", "embedding". `files` are all files of
-    the model, with its vision tower; `takes_tower` is True if a GGUF model has none but could use one that fits.
+    the model, with its vision tower; `takes_tower` is True if a GGUF model can use one that fits.
     `sampling` holds the parameters that the files recommend, as the `parameters` of a record.
     """
 

@@ -1,4 +1,4 @@
-"""The front door: find, list, add, copy and remove models by name.
+"""The main class, `Registry`: find, list, add, copy and remove models by name.
 
 Files come first, rows last, when a model is added; rows go first, files last, when it is removed. So a process killed
 at any moment leaves files that nobody lists, which `sweep` removes, but never a listed model without its files. Files
@@ -116,7 +116,7 @@ class RegisteredAdapters:
             raise RegistryError("the adapter that the model was made with is gone; create it again") from error
 
     def remove(self, name: str) -> AdapterRecord:
-        """Remove an adapter; returns what it was. Files elsewhere stay. Models that were made with it keep it."""
+        """Remove an adapter; returns its record. Files elsewhere stay. Models that were made with it keep it."""
         with self._catalogue.change() as transaction:
             record = transaction.adapters.find(name)
             if record is None or record.is_part:
@@ -322,7 +322,7 @@ class Registry:
         return made.sha256
 
     def derive(self, name: str, source: ModelRecord, changes: Changes, *, replaces: bool = False) -> ModelRecord:
-        """Make a model of another one's files, with `changes`."""
+        """Make a model from another one's files, with `changes`."""
         model_name = ModelName.parse(name, "NAME")
         self.check_free(str(model_name), replaces=replaces)
         from_name, now = source.short_name, datetime.now(UTC)
