@@ -1,4 +1,4 @@
-"""A server under attack, and what another client notices of it.
+"""A server under attack, and the effect on another client.
 
     python bench/attack.py                            # all of it, some hours
     python bench/attack.py --only pulls writers       # these kinds alone
@@ -6,15 +6,15 @@
 
 One client reads a streamed answer over and over, first alone and then while others send what `hostile` makes: chat
 templates that never end, schemas that no machine can compile, tokenizers that grow a text without bound, prompts of
-megabytes, texts to embed that nobody can, requests that are never finished. Others pull from a hub that sends a byte
+megabytes, texts that cannot be embedded, requests that are never finished. Others pull from a hub that sends a byte
 every two seconds, change a catalogue that another process holds, send bodies of 31 MiB of lists, objects, numbers and
 ids, and ask for templates whose processes are killed or stopped. Compared are the 99th percentiles of the time between
 two tokens, and the texts. Then 16 clients ask short questions, alone and beside one that sends long prompts, texts to
 embed and the floods in a loop; compared are the 95th percentiles of the time to the first token. At the end memory must
 have come back, no request may have been answered with an internal error, and SIGTERM must end the server soon after its
-drain time in the middle of each kind of attack. Servers of their own have a models folder that is full or may only be
-read (only root can make one), 64 descriptors, and a storm of 500 clients that comes twice, to see whether memory grows
-with it. Ends with exit code 1 when a bound is missed.
+drain time in the middle of each kind of attack. Separate servers get a models folder that is full or read-only (only
+root can make one), 64 descriptors, and a storm of 500 clients that comes twice, to see whether memory grows with it.
+Ends with exit code 1 if a bound is missed.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ MAX_DELAY_S = 0.1
 MAX_GROWTH_BYTES = 200 * 2**20
 MAX_SLOWDOWN = 3.0  # of a short question's first token beside a flood
 SHORT_CLIENTS = 16
-AFTER_DRAIN_S = 2.0  # for the last events, and to let go of the models
+AFTER_DRAIN_S = 2.0  # for the last events, and to release the models
 ANSWER_TOKENS = 48
-PROMPTS = 16  # of the other client, so that each is answered alone and beside others
+PROMPTS = 16  # of the other client, each answered alone and beside others
 SETTLE_S = 3.0  # until memory has been given back
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 HALVES = (
@@ -84,7 +84,7 @@ def watch(port: int, is_reading: Event, is_over: Event, found: Queue[tuple[list[
     """Read answers until told to stop, in a process of its own; put the times between their tokens, and their texts by
     prompt, into `found`.
 
-    The first token sets `is_reading`, so that what happens from then on is seen, however short it is.
+    The first token sets `is_reading`; everything from then on is measured, however short it is.
     """
 
     async def read() -> tuple[list[float], dict[int, str]]:
@@ -112,7 +112,7 @@ def watch(port: int, is_reading: Event, is_over: Event, found: Queue[tuple[list[
 
 
 class Watcher:
-    """The other client, for as long as the context lasts; then `gaps_s` are its times between two tokens, in order.
+    """The other client, running while the context lasts; afterwards `gaps_s` are its sorted times between two tokens.
 
     The context begins when its first token has come; that token's time is among them, so there is at least one.
     """
@@ -144,12 +144,12 @@ class Watcher:
 
 
 async def post(port: int, path: str, body: dict[str, Any]) -> str:
-    """The status of an answer, as a word."""
+    """Return the status of an answer, as a word."""
     connection = Connection("127.0.0.1", port)
     try:
         await connection.post(path, body)
         return "200"
-    except json.JSONDecodeError:  # of an answer without a body
+    except json.JSONDecodeError:  # an answer without a body
         return "200"
     except Refused as refusal:
         return str(refusal).partition(":")[0]
@@ -160,7 +160,7 @@ async def post(port: int, path: str, body: dict[str, Any]) -> str:
 
 
 def make_attacks(port: int, process_id: int = 0) -> dict[str, Attack]:
-    """Return what is done with attempt number `index`, by the kind of attack; each gives the status it got."""
+    """Return the attacks by kind: each makes attempt number `index` and returns the status that it got."""
 
     async def template(index: int) -> str:
         made = {"model": f"t{index}", "from": "demo", "template": make_template(index), "stream": False}
@@ -169,7 +169,7 @@ def make_attacks(port: int, process_id: int = 0) -> dict[str, Attack]:
             return status
         messages = [{"role": "user", "content": "Hi"}]
         chat = {"model": f"t{index}", "messages": messages, "stream": False, "options": {"num_predict": 4}}
-        return await post(port, "/api/chat", {**chat, "keep_alive": 0})  # its memory comes back at once
+        return await post(port, "/api/chat", {**chat, "keep_alive": 0})  # frees its memory at once
 
     async def schema(index: int) -> str:
         wanted = {"type": "json_schema", "json_schema": {"name": "hostile", "schema": make_schema(index)}}
@@ -251,7 +251,7 @@ async def upload(port: int, data: bytes) -> None:
 
 
 async def ask_short(port: int, seconds: float) -> list[float]:
-    """Times to the first token, in order, of clients that ask short questions for so many seconds."""
+    """The sorted times to the first token of clients that ask short questions for so many seconds."""
     found: list[float] = []
     end_s = time.monotonic() + seconds
 
@@ -271,7 +271,7 @@ async def ask_short(port: int, seconds: float) -> list[float]:
 
 
 def flood_forever(port: int) -> None:
-    """One client sends long prompts, texts to embed and the other floods in a loop, one of each at a time."""
+    """Send long prompts, texts to embed and the other floods in a loop, one of each at a time."""
 
     async def flood(kinds: Sequence[int]) -> None:
         connection, turn = Connection("127.0.0.1", port), 0
@@ -288,7 +288,7 @@ def flood_forever(port: int) -> None:
 
 
 def ask_beside_flood(port: int, seconds: float) -> list[float]:
-    """What `ask_short` finds while another process floods the server."""
+    """Return the times of `ask_short` while another process floods the server."""
     flood = multiprocessing.get_context("spawn").Process(target=flood_forever, args=(port,))
     flood.start()
     time.sleep(3.0)
@@ -299,7 +299,7 @@ def ask_beside_flood(port: int, seconds: float) -> list[float]:
 
 
 async def run_attack(attack: Attack, attempts: int, at_once: int) -> Counter[str]:
-    """Statuses of all attempts, of which so many are under way together."""
+    """Make all attempts, `at_once` at a time; returns their statuses."""
     room, statuses = asyncio.Semaphore(at_once), Counter[str]()
 
     async def attempt(index: int) -> None:
@@ -311,7 +311,7 @@ async def run_attack(attack: Attack, attempts: int, at_once: int) -> Counter[str
 
 
 def read_resident_bytes(server: ServerProcess) -> int:
-    """Memory of the server's process."""
+    """The resident memory of the server's process."""
     lines = server.read("/metrics").splitlines()
     return int(float(next(line for line in lines if line.startswith("mlxr_process_resident_bytes ")).split()[1]))
 
@@ -331,7 +331,7 @@ async def end_in_the_middle(server: ServerProcess, kinds: Sequence[str]) -> floa
 
 
 def run(server: ServerProcess, models: Path, chosen: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
-    """The figures, and which bounds were missed."""
+    """Run the attacks; returns the figures and the bounds that were missed."""
     attacks = make_attacks(server.port, server.process_id)
     for data in (CONFIG, WEIGHTS_DATA):
         asyncio.run(upload(server.port, data))
@@ -383,7 +383,7 @@ def p95(times_s: list[float]) -> float:
 
 
 def run_ends(start: Callable[[], ServerProcess], only: Sequence[str]) -> tuple[dict[str, float], list[str]]:
-    """Seconds that SIGTERM took in the middle of each kind of attack, and which took too long."""
+    """The seconds that SIGTERM took in the middle of each kind of attack, and the kinds that took too long."""
     took_s, missed = {}, []
     chosen = tuple(kind for kind in make_attacks(0) if kind in only)
     for kinds in (*((kind,) for kind in chosen), chosen):
@@ -398,7 +398,7 @@ def run_ends(start: Callable[[], ServerProcess], only: Sequence[str]) -> tuple[d
 
 
 def run_disk(folder: Path, flags: Sequence[str], _: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
-    """Statuses where the models folder is full, and then where it may only be read."""
+    """The statuses with a models folder that is full, and then with one that is read-only."""
     figures: dict[str, Any] = {}
     missed: list[str] = []
     with small_disk(folder / "models") as is_there:
@@ -424,20 +424,20 @@ def run_disk(folder: Path, flags: Sequence[str], _: argparse.Namespace) -> tuple
 
 
 def ask_around(server: ServerProcess) -> dict[str, str]:
-    """Statuses of a question to a loaded model, of one to a model that has to be found, of lists and of a change."""
+    """The statuses of a question to a loaded model, one to a model that has to be found, lists and a change."""
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
     copied = {"source": "mine", "destination": f"copy{time.time_ns()}"}
     statuses = {"chat": asyncio.run(post(server.port, "/v1/chat/completions", chat))}
     for path, body in (("/v1/chat/completions", {**chat, "model": "mine"}), ("/api/show", {"model": "mine"})):
         statuses[path] = asyncio.run(post(server.port, path, body))
     for path in ("/api/tags", "/v1/models", "/metrics"):
-        server.read(path)  # raises for another status than 200
+        server.read(path)  # raises for any other status than 200
         statuses[path] = "200"
     return statuses | {"/api/copy": asyncio.run(post(server.port, "/api/copy", copied))}
 
 
 def run_descriptors(folder: Path, flags: Sequence[str], _: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
-    """Bytes of the log, and what another client notices, where there are more half-open connections than files."""
+    """The bytes of the log, and the effect on another client, with more half-open connections than open files."""
     folder.mkdir()
     with start_own(folder, "demo", *flags, open_files=64) as server, Watcher(server.port) as watcher:
         statuses = asyncio.run(run_attack(make_attacks(server.port)["connections"], 360, 120))
@@ -450,7 +450,7 @@ def run_descriptors(folder: Path, flags: Sequence[str], _: argparse.Namespace) -
 
 
 def run_storms(folder: Path, flags: Sequence[str], chosen: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
-    """Memory after each of two storms, and the longest wait; nobody may be left without an answer."""
+    """The memory after each of two storms, and the longest wait; every request must get an answer."""
     folder.mkdir()
     figures: dict[str, Any] = {}
     missed: list[str] = []

@@ -1,4 +1,4 @@
-"""What attacks need around a server: a slow hub, a held catalogue, a small disk, few descriptors, many clients."""
+"""Surroundings for attacks on a server: a slow hub, a held catalogue, a small disk, few descriptors, many clients."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SlowHub:
 
 @contextlib.contextmanager
 def hold_catalogue(models: Path) -> Iterator[None]:
-    """Be another process that has the catalogue for itself."""
+    """Hold the catalogue like another process."""
     with contextlib.closing(sqlite3.connect(models / "catalogue.db", isolation_level=None)) as db:
         db.execute("BEGIN EXCLUSIVE")
         yield
@@ -55,7 +55,7 @@ def hold_catalogue(models: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str = "64m") -> Iterator[bool]:
-    """A file system of that size at `folder`; False where this user may not mount one."""
+    """Mount a file system of that size at `folder`; yields False if this user may not."""
     folder.mkdir(parents=True, exist_ok=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
     is_there = shutil.which("mount") is not None and not subprocess.run(command, check=False).returncode
@@ -67,12 +67,12 @@ def small_disk(folder: Path, size: str = "64m") -> Iterator[bool]:
 
 
 def remount_read_only(folder: Path) -> None:
-    """Let nothing be written to a small disk any more."""
+    """Make a small disk read-only."""
     subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
 
 
 def fill(folder: Path) -> Path:
-    """A file that takes all the room there is."""
+    """Write a file that takes all the room there is."""
     path = folder / "filler"
     with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
         while file.write(bytes(1 << 16)):
@@ -81,13 +81,13 @@ def fill(folder: Path) -> Path:
 
 
 def list_children(process_id: int) -> list[int]:
-    """The processes that a server started, such as those for templates."""
+    """The child processes of a server, such as those for templates."""
     tasks = Path(f"/proc/{process_id}/task").glob("*/children")
     return [int(child) for task in tasks for child in task.read_text().split()]
 
 
 def harm_child(process_id: int, turn: int) -> None:
-    """Kill a child of the server, or stop it, as the system may."""
+    """Kill or stop a child of the server, as the system might."""
     children = list_children(process_id)
     if children:
         with contextlib.suppress(ProcessLookupError):
@@ -111,7 +111,7 @@ def make_body(index: int) -> tuple[str, bytes]:
 
 
 async def post_bytes(port: int, path: str, body: bytes) -> str:
-    """The status of the answer to a body that is sent as it is, as a word."""
+    """Send a body unchanged; returns the status of the answer, as a word."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -124,7 +124,7 @@ async def post_bytes(port: int, path: str, body: bytes) -> str:
 
 
 async def run_storm(port: int, requests: int) -> tuple[Counter[str], list[float]]:
-    """The statuses of so many requests of 500 clients, each with its next one at once, and how long each waited."""
+    """The statuses and the waits of so many requests by 500 clients, each of which sends its next one at once."""
     statuses, waits_s, left = Counter[str](), list[float](), iter(range(requests))
 
     async def ask(client: int) -> None:

@@ -3,8 +3,8 @@ pages take.
 
 A node computes one prompt after another. A prompt takes its tokens that are not in the cache, at the rate of prefill,
 and for each chunk the decode step of the answers that run meanwhile. An answer takes its tokens times the decode step
-as it was when the answer began. Whatever is finer than a request is not simulated: chunks of two prompts in one step,
-decode steps that prefill makes longer, pages that a running answer keeps from eviction.
+at its beginning. Nothing finer than a request is simulated: chunks of two prompts in one step, decode steps that
+prefill makes longer, pages that a running answer keeps from eviction.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from cluster_traces import PAGE_TOKENS, Request
 from mlxr.cluster.router import Link, Load, PageDelta
 
-ASK_S = 0.005  # until the first page comes
+ASK_S = 0.005  # before the first page comes
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """How fast a node is, and how much it holds."""
+    """The speeds and capacities of a node."""
 
     prefill_tokens_per_s: float
     step_s: float
@@ -37,17 +37,17 @@ class Machine:
 
     @property
     def link(self) -> Link | None:
-        """What a node says of its link; None where it fetches nothing."""
+        """The link that a node reports; None if it fetches nothing."""
         if not self.link_bytes_per_s:
             return None
         return Link(self.page_bytes, 0, self.fetch_bytes, self.fetch_timeout_s, self.link_bytes_per_s)
 
     def decode_step_s(self, running: int) -> float:
-        """Seconds of a step with so many answers."""
+        """The seconds of a step with so many answers."""
         return self.step_s + running * self.sequence_s if running else 0.0
 
     def prompt_s(self, tokens: int, running: int) -> float:
-        """Seconds for `tokens` of a prompt."""
+        """The seconds for `tokens` of a prompt."""
         return tokens / self.prefill_tokens_per_s + math.ceil(tokens / self.chunk_tokens) * self.decode_step_s(running)
 
 
@@ -61,7 +61,7 @@ class Cache:
         self.dropped: set[bytes] = set()
 
     def count(self, keys: Sequence[bytes], at_most: int) -> int:
-        """How many of the first `at_most` pages are there; by bisection, since a page is there with those before it."""
+        """Count by bisection the pages there of the first `at_most`: a page is there only with those before it."""
         low, high = 0, at_most
         while low < high:
             middle = (low + high + 1) // 2
@@ -69,7 +69,7 @@ class Cache:
         return low
 
     def use(self, keys: Sequence[bytes]) -> None:
-        """All of `keys` are there and used last; others go."""
+        """Put all of `keys` there as used last; others are evicted."""
         pages = self.pages
         for key in reversed(keys):
             if key in pages:
@@ -87,32 +87,32 @@ class Cache:
             to.add(key)
 
     def take_changes(self) -> tuple[list[bytes], list[bytes]]:
-        """What came and what went since the last call."""
+        """Return the pages added and dropped since the last call."""
         changes = list(self.added), list(self.dropped)
         self.added, self.dropped = set(), set()
         return changes
 
 
 class Node:
-    """A replica. Times are the caller's; each method says when something happens next."""
+    """A replica. The caller keeps the time; methods return when something happens next."""
 
     def __init__(self, name: str, machine: Machine) -> None:
         self.name, self.machine = name, machine
         self.cache = Cache(machine.cache_pages)
-        self.queue: deque[tuple[Request, int]] = deque()  # with the tokens it had to compute when it came
+        self.queue: deque[tuple[Request, int]] = deque()  # with the tokens to compute at its arrival
         self.queued_tokens = 0
         self.running = 0
         self.under_way: Request | None = None
         self.until_s = 0.0
         self.computed_tokens = 0
-        self.coming_tokens = 0  # to compute when pages have come
-        self.link_free_s = 0.0  # pages come and go one fetch after the other
+        self.coming_tokens = 0  # to compute once their pages have come
+        self.link_free_s = 0.0  # the link carries one fetch after the other
         self.sequence = 0
 
     def fetch(self, request: Request, peer: Node, now_s: float) -> tuple[float, int]:
-        """When the pages of `peer` that are lacking here have come, and how many there are then.
+        """Fetch missing pages from `peer`; returns the time when they have come, and the number of pages here then.
 
-        Both links are taken meanwhile, so who fetches from a popular node waits. As many come as the bounds allow.
+        Both links are busy meanwhile, so fetches from a popular node wait. As many pages come as the bounds allow.
         """
         have = self.cache.count(request.keys, request.pages)
         has = peer.cache.count(request.keys, request.pages)
@@ -128,17 +128,17 @@ class Node:
         return self.link_free_s, have + pages
 
     def take(self, request: Request) -> None:
-        """A request comes."""
+        """Take a request into the queue."""
         compute = self.count_to_compute(request)
         self.queue.append((request, compute))
         self.queued_tokens += compute
 
     def count_to_compute(self, request: Request) -> int:
-        """Tokens of the prompt that are not in the cache; the last one never is."""
+        """The tokens of the prompt that are not in the cache; the last one never is."""
         return max(1, request.tokens - PAGE_TOKENS * self.cache.count(request.keys, request.pages))
 
     def begin(self, now_s: float) -> int | None:
-        """Begin the next prompt, if the node is free; returns how many tokens it computes. It ends at `until_s`."""
+        """Begin the next prompt if the node is free; returns the tokens it computes. It ends at `until_s`."""
         if self.under_way is not None or not self.queue or self.running >= self.machine.max_sequences:
             return None
         request, counted = self.queue.popleft()
@@ -149,7 +149,7 @@ class Node:
         return compute
 
     def finish_prompt(self, now_s: float) -> tuple[Request, float]:
-        """The prompt is computed: its request, and when its answer ends."""
+        """End the prompt; returns its request, and the time when its answer ends."""
         request = self.under_way
         assert request is not None
         self.under_way = None
@@ -158,12 +158,12 @@ class Node:
         return request, now_s + request.answer_tokens * self.machine.decode_step_s(self.running)
 
     def finish_answer(self, request: Request) -> None:
-        """The answer has ended, and its pages are cached."""
+        """End an answer, and cache its pages."""
         self.running -= 1
         self.cache.use(request.keys)
 
     def load(self, now_s: float, *, knows_all: bool = False) -> Load:
-        """What it has to do; if `knows_all`, with the requests whose pages are on their way."""
+        """The load; if `knows_all`, with the requests whose pages are on their way."""
         left_s = max(0.0, self.until_s - now_s) if self.under_way is not None else 0.0
         waiting = (
             self.queued_tokens
@@ -174,7 +174,7 @@ class Node:
         return Load(waiting, self.running, self.machine.prefill_tokens_per_s, step_s, self.machine.link)
 
     def report_pages(self) -> PageDelta | None:
-        """What changed in the cache, if anything did."""
+        """The changes in the cache, None if there are none."""
         added, dropped = self.cache.take_changes()
         if not added and not dropped:
             return None

@@ -1,4 +1,4 @@
-"""How requests find a node, for `cluster_sim.py`: the router of mlxr, and what it is compared with."""
+"""Policies that choose a node for a request in `cluster_sim.py`: the router of mlxr, and others for comparison."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cluster_traces import PAGE_TOKENS, Request
 from mlxr.cluster.prefix_table import PageDelta, PrefixTable
 from mlxr.cluster.router import Load, RandomRouter, Rates, Router, first_token_s
 
-KEY_TAIL = bytes(24)  # keys are 32 bytes when the router gets them
+KEY_TAIL = bytes(24)  # pads keys to the 32 bytes that the router expects
 DELTA_HEAD_BYTES = 32  # of a report of pages: name, number, lengths
 
 
@@ -20,7 +20,7 @@ Placed = tuple[int, int | None]
 
 
 class Policy:
-    """Chooses a node by its number. `note_change` is called after anything happened in a node."""
+    """Chooses a node by its number. `note_change` is called after any event in a node."""
 
     reports = False
 
@@ -29,21 +29,21 @@ class Policy:
         self.nodes = nodes
 
     def choose(self, request: Request, now_s: float) -> Placed:
-        """The number of the node for `request`, and of the one that it fetches pages from, if from any."""
+        """The number of the node for `request`, and of the one that it fetches pages from, or None."""
         raise NotImplementedError
 
     def note_change(self, node: int, now_s: float) -> None:
-        """Something happened in the node."""
+        """Note an event in the node."""
 
     def note_computed(self, request: Request, now_s: float) -> None:
-        """The first token of a request has come."""
+        """Note that the first token of a request has come."""
 
     def note_ended(self, request: Request, now_s: float) -> None:
-        """The answer to a request has ended."""
+        """Note that the answer to a request has ended."""
 
 
 class RandomNode(Policy):
-    """Any node, as `mlxr cluster serve --routing random` has it."""
+    """A random node, as with `mlxr cluster serve --routing random`."""
 
     def __init__(self, nodes: Sequence[Node], seed: int) -> None:
         super().__init__(nodes, seed)
@@ -53,7 +53,7 @@ class RandomNode(Policy):
             self._router.add(node.name)
 
     def choose(self, request: Request, now_s: float) -> Placed:  # noqa: ARG002
-        """One drawn."""
+        """A random node."""
         return self._numbers[self._router.choose((), request.tokens).replica], None
 
 
@@ -72,7 +72,7 @@ class Sticky(Policy):
     """The same node for all requests of a session."""
 
     def choose(self, request: Request, now_s: float) -> Placed:  # noqa: ARG002
-        """One drawn for the session."""
+        """The random node of the session."""
         return Random(request.session).randrange(len(self.nodes)), None
 
 
@@ -88,11 +88,11 @@ class Oracle(Policy):
         machine = nodes[0].machine
         self._rates = Rates(machine.prefill_tokens_per_s, machine.step_s, machine.chunk_tokens)
         self._fetching = self._rates.plan_fetches(machine.link)
-        self._ready_s = array("d", [0.0] * len(nodes))  # when each would begin with one more prompt
+        self._ready_s = array("d", [0.0] * len(nodes))  # the time when each would begin one more prompt
         self._order = list(range(len(nodes)))
 
     def note_change(self, node: int, now_s: float) -> None:
-        """The table and the time when the node is ready are those of this moment."""
+        """Bring the table, and the time when the node is ready, up to date."""
         changed = self.nodes[node]
         delta = changed.report_pages()
         if delta is not None:
@@ -131,7 +131,7 @@ class Oracle(Policy):
 
 
 class Routed(Policy):
-    """The router of mlxr, which is told what nodes report, some time after it was so. Its own time is taken."""
+    """The router of mlxr, which gets the nodes' reports with a delay. The router's own time is measured."""
 
     reports = True
 
@@ -144,7 +144,7 @@ class Routed(Policy):
         self._numbers = {node.name: number for number, node in enumerate(nodes)}
         for node in nodes:
             self._router.add(node.name)
-        self._sent: dict[int, int] = {}  # requests to the numbers of their choices
+        self._sent: dict[int, int] = {}  # request to the number of its choice
         self.choice_s = array("d")
         self.report_s = self.notice_s = 0.0
         self.delta_bytes = 0
@@ -162,7 +162,7 @@ class Routed(Policy):
         return self._numbers[choice.replica], None if choice.peer is None else self._numbers[choice.peer]
 
     def note_computed(self, request: Request, now_s: float) -> None:
-        """The prompt is no more work there."""
+        """Tell the router that the prompt is no longer work."""
         self._now_s = now_s
         number = self._sent[id(request)]
         start_s = time.perf_counter()
@@ -170,7 +170,7 @@ class Routed(Policy):
         self.notice_s += time.perf_counter() - start_s
 
     def note_ended(self, request: Request, now_s: float) -> None:
-        """Nor is its answer."""
+        """Tell the router that the answer is no longer work."""
         self._now_s = now_s
         number = self._sent.pop(id(request))
         start_s = time.perf_counter()
@@ -178,7 +178,7 @@ class Routed(Policy):
         self.notice_s += time.perf_counter() - start_s
 
     def take_report(self, node: int, load: Load, delta: PageDelta | None, now_s: float) -> None:
-        """A report arrives."""
+        """Give the router a report that arrives."""
         self._now_s = now_s
         name = self.nodes[node].name
         start_s = time.perf_counter()

@@ -1,6 +1,6 @@
-"""A cluster as a process of its own, `mlxr cluster serve`, with the processes of its replicas, to look at and to kill.
+"""A cluster as a process of its own, `mlxr cluster serve`, and the processes of its replicas, to watch and to kill.
 
-Replicas are found among the descendants of the process by way of /proc, so this is for Linux.
+Replicas are found among the descendants of the process in /proc, so this is for Linux.
 """
 
 from __future__ import annotations
@@ -67,17 +67,17 @@ class ClusterProcess:
         return int(self.url.rpartition(":")[2])
 
     def find_replicas(self) -> list[int]:
-        """Process ids of the engines that run."""
+        """The process ids of the running engines."""
         return sorted(pid for pid in list_descendants(self.process.pid) if ENGINE in read_title(pid))
 
     def read(self, path: str) -> str:
-        """What a GET answers."""
+        """Return the body of the answer to a GET."""
         with urlopen(Request(self.url + path, headers=self._headers), timeout=30) as response:
             text: str = response.read().decode()
         return text
 
     def count_replicas(self) -> int:
-        """How many replicas take requests, as the front tells."""
+        """The number of replicas that take requests, according to the front."""
         try:
             found = re.search(r'"replicas":\s*(\d+)', self.read("/health"))
         except (URLError, OSError):
@@ -94,7 +94,7 @@ class ClusterProcess:
         return [float(line.rsplit(" ", 1)[1]) for line in lines if re.match(sample, line)]
 
     def end(self) -> None:
-        """Stop it as a signal does, and return when none of its processes is left."""
+        """Stop the cluster by a signal; returns when none of its processes is left."""
         descendants = list_descendants(self.process.pid)
         self.process.send_signal(signal.SIGTERM)
         try:
@@ -132,7 +132,7 @@ class ClusterProcess:
 
 
 def read_title(pid: int) -> bytes:
-    """The command line of a process, nothing when it has ended."""
+    """The command line of a process, empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -140,7 +140,7 @@ def read_title(pid: int) -> bytes:
 
 
 def list_descendants(root: int) -> set[int]:
-    """Process ids of all that a process and its descendants have started and that still have their parents."""
+    """The process ids of all descendants of a process whose parents are still alive."""
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -155,7 +155,7 @@ def list_descendants(root: int) -> set[int]:
 
 
 def wait_until(happened: Callable[[], bool], otherwise: str = "it never happened") -> None:
-    """Return when it has; raises MlxrError after `READY_S`."""
+    """Wait until `happened()` is true; raises MlxrError after `READY_S`."""
     end_s = time.monotonic() + READY_S
     while not happened():
         if time.monotonic() > end_s:

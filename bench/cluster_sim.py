@@ -5,13 +5,13 @@
 Events are requests, prompts that are computed, answers that end, reports, and first tokens and ends that reach the
 front. Rates of a node are measured ones (`--machine`, see MACHINES) or options. `--load` is the part of the cluster's
 time that prompts would take if every page that was ever computed were cached everywhere; the column `ideal` has the hit
-rate of that. The oracle has the router's cost, over all nodes and with exact knowledge, and no limit on its own time.
-In the first `--warm-up` part of the time requests become more and more, caches fill, and nothing is counted.
+rate of that. The oracle uses the router's cost, over all nodes and with exact knowledge; its own time does not count.
+In the first `--warm-up` part of the time requests become more frequent, caches fill, and nothing is counted.
 
-Spread is the most tokens that a node computed, divided by the mean. `chance` is that of the same pieces of work, had
-each gone to a node drawn at random: what few pieces per node come to where nobody balances. Where the router says so, a
-node fetches pages from another one first, over links that carry one fetch at a time (`--link-bytes-per-s`, 0 for none);
-tokens of such pages count as hits. Router times are taken with the clock while the simulation runs, on one core: a
+Spread is the most tokens that a node computed, divided by the mean. `chance` is the spread if each of the same pieces
+of work went to a random node: few pieces per node are uneven without balancing. If the router chooses so, a node
+fetches pages from another one first, over links that carry one fetch at a time (`--link-bytes-per-s`, 0 for none);
+tokens of such pages count as hits. Router times are measured with the clock while the simulation runs, on one core: a
 choice, and the reports, first tokens and ends that come between two choices.
 """
 
@@ -35,7 +35,7 @@ from cluster_nodes import Machine, Node
 from cluster_policies import POLICIES, Policy, Routed
 from cluster_traces import PAGE_TOKENS, TRACES, Request, make_trace, spread
 
-LINK_BYTES_PER_S = 350e6  # lab/bench/cluster_pages.py, where both ends share two cores
+LINK_BYTES_PER_S = 350e6  # measured by lab/bench/cluster_pages.py, with both ends on two cores
 # As measured: TinyLlama 1.1B Q4_K_M on two cores, prefill of 1,024 tokens and batches of 1 and 16
 # (bench/results/cpu/zen5), and Llama 3 8B BF16 on an H200, prefill of 2,048, batches of 32 and 128 (lab).
 MACHINES = {
@@ -86,12 +86,12 @@ class Simulation:
         self._random = random.Random(given.seed)
 
     def put(self, at_s: float, what: int, node: int, data: Any = None) -> None:
-        """Let something happen at a time."""
+        """Schedule an event."""
         self._count += 1
         heapq.heappush(self._events, (at_s, self._count, what, node, data))
 
     def run(self) -> None:
-        """All requests to their first tokens."""
+        """Run all requests to their first tokens."""
         if isinstance(self.policy, Routed):
             for number in range(len(self.nodes)):
                 self.put(self._report_s * number / len(self.nodes), REPORT, number)
@@ -169,7 +169,7 @@ class Simulation:
         self.policy.note_change(number, now_s)
 
     def _draw_spread(self) -> float:
-        """The spread that the same pieces of work have if each goes anywhere, the median of a few draws."""
+        """The spread of the same pieces of work on random nodes, the median of a few draws."""
         spreads = []
         for _ in range(5):
             computed = [0] * len(self.nodes)
@@ -179,7 +179,7 @@ class Simulation:
         return statistics.median(spreads)
 
     def figures(self) -> dict[str, Any]:
-        """What came out."""
+        """The figures of the run."""
         counted_s = self.end_s - self.from_s
         quantiles = statistics.quantiles(self.waits_s, n=100)
         figures = {
@@ -207,7 +207,7 @@ class Simulation:
 
 
 def measure_ideal(trace: Sequence[Request], machine: Machine, from_s: float) -> tuple[float, float]:
-    """With one cache that holds everything: the hit rate and the mean seconds of a prompt, from `from_s` on."""
+    """The hit rate and the mean seconds of a prompt, from `from_s` on, with one cache that holds everything."""
     known: set[bytes] = set()
     prompt = hit = 0
     seconds = 0.0
@@ -227,7 +227,7 @@ def measure_ideal(trace: Sequence[Request], machine: Machine, from_s: float) -> 
 
 
 def measure_trace(name: str, given: argparse.Namespace) -> dict[str, Any]:
-    """All policies with one trace."""
+    """Run all policies with one trace; returns their figures."""
     requests = given.requests * given.nodes
     drawn = make_trace(name, given.seed, given.nodes, requests, given.think_s)
     _, prompt_s = measure_ideal(drawn, given.machine, 0.0)
@@ -255,7 +255,7 @@ def measure_trace(name: str, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def find_misses(result: dict[str, Any]) -> list[str]:
-    """Which bounds the router misses."""
+    """List the bounds that the router misses."""
     policies = result["policies"]
     if "mlxr" not in policies:
         return []
@@ -271,7 +271,7 @@ def find_misses(result: dict[str, Any]) -> list[str]:
 
 
 def print_result(result: dict[str, Any]) -> None:
-    """A table of one trace."""
+    """Print the table of one trace."""
     print(
         f"\n{result['trace']}: {result['nodes']} nodes, {result['requests']:,} requests "
         f"in {result['duration_s']:.0f} s, {result['mean_prompt_tokens']:,.0f} prompt tokens on average, "
@@ -297,7 +297,7 @@ def print_result(result: dict[str, Any]) -> None:
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line; `machine` becomes a Machine."""
+    """Read the command line; `machine` becomes a Machine."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--nodes", type=int, default=100)
     parser.add_argument("--trace", nargs="+", choices=TRACES, default=list(TRACES))
@@ -326,7 +326,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit code 1 when the router misses a bound."""
+    """Run the simulation; returns exit code 1 if the router misses a bound."""
     given = parse_arguments(arguments)
     results = []
     for name in given.trace:

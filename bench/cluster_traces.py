@@ -1,7 +1,7 @@
-"""Requests made up for `cluster_sim.py`: when each comes, of which session, and the keys of its pages.
+"""Made-up requests for `cluster_sim.py`: their times, their sessions, and the keys of their pages.
 
-Times of a session are drawn beforehand, so that every policy gets the same requests; a turn may come before the answer
-to the turn before it has ended, where a policy is slow. Pages are random keys: pages that are shared have one key.
+Times of a session are drawn beforehand, so that every policy gets the same requests; with a slow policy a turn may come
+before the answer to the turn before it has ended. Pages are random keys: pages that are shared have one key.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LONGEST_ANSWER = 1000
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`keys` name the full pages of the prompt of `tokens` tokens, and after these the ones that the answer fills."""
+    """A request: `keys` name the full pages of its prompt of `tokens` tokens, then those that the answer fills."""
 
     at_s: float
     session: int
@@ -28,7 +28,7 @@ class Request:
 
     @property
     def pages(self) -> int:
-        """Full pages of the prompt."""
+        """The number of full pages of the prompt."""
         return self.tokens // PAGE_TOKENS
 
 
@@ -39,25 +39,25 @@ class Text:
         self._random, self._keys, self.tokens = random, keys, tokens
 
     def grow(self, tokens: int) -> None:
-        """Put `tokens` at the end."""
+        """Append `tokens` tokens."""
         self.tokens += tokens
         full = self.tokens // PAGE_TOKENS
         self._keys = self._keys + [self._random.randbytes(8) for _ in range(full - len(self._keys))]
 
     def cut(self, tokens: int) -> None:
-        """Take `tokens` from the end."""
+        """Remove `tokens` tokens from the end."""
         self.tokens -= tokens
         self._keys = self._keys[: self.tokens // PAGE_TOKENS]
 
     def ask(self, at_s: float, session: int, answer_tokens: int) -> Request:
-        """A request with this text as its prompt, to which the answer is put."""
+        """Make a request with this text as its prompt, and append the answer to the text."""
         tokens = self.tokens
         self.grow(answer_tokens)
         return Request(at_s, session, self._keys, tokens, answer_tokens)
 
 
 class Source:
-    """Draws sessions. `shared` are the beginnings that sessions have in common, popular as Zipf has it."""
+    """Draws sessions, which share `count` beginnings; their popularity follows Zipf's law with `exponent`."""
 
     def __init__(self, random: Random, count: int, least: int, most: int, exponent: float) -> None:
         self.random = random
@@ -73,7 +73,7 @@ class Source:
         return Text(self.random, keys, tokens)
 
     def draw(self, mean: float, most: int = LONGEST_ANSWER) -> int:
-        """Tokens, log-normal around `mean`."""
+        """Draw a number of tokens, log-normal around `mean`."""
         return max(1, min(most, int(self.random.lognormvariate(0.0, 0.7) * mean / 1.28)))
 
 
@@ -87,7 +87,7 @@ def draw_chat(source: Source, at_s: float, session: int, think_s: float) -> Iter
 
 
 def draw_agent(source: Source, at_s: float, session: int, think_s: float) -> Iterator[Request]:
-    """An agent: a long shared beginning, results of tools at the end, of which the last part is written anew."""
+    """An agent: a long shared beginning, then results of tools, the last part of which is rewritten."""
     text = source.begin()
     written = 0
     for _ in range(2 + min(18, int(source.random.expovariate(1 / 8)))):
@@ -109,7 +109,7 @@ def draw_rag(source: Source, at_s: float, session: int, think_s: float) -> Itera
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of sessions, and its shared beginnings: how many (and how many more per node), tokens, exponent."""
+    """A kind of sessions, and its shared beginnings: their number (and more per node), tokens, exponent."""
 
     draw: Callable[[Source, float, int, float], Iterator[Request]]
     shared: int
@@ -150,8 +150,8 @@ def make_trace(name: str, seed: int, nodes: int, requests: int, think_s: float) 
 def spread(trace: list[Request], seed: int, requests_per_s: float, ramp: float) -> list[Request]:
     """Begin each session at a random time and sort by time.
 
-    During the first `ramp` part of the time sessions begin ever more often, as caches are empty. What would come after
-    the end does not come.
+    During the first `ramp` part of the time sessions begin ever more often, as caches are empty. Requests after the end
+    are dropped.
     """
     random = Random(seed + 1)
     duration_s = len(trace) / requests_per_s / (1 - ramp / 2)

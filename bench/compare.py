@@ -1,4 +1,4 @@
-"""Our engine and llama.cpp on the same model files, in turns, against what the machine can do.
+"""Our engine and llama.cpp on the same model files, in turns, compared with the limits of the machine.
 
     python bench/compare.py --peer-python .venv-peers/bin/python                    # the whole table, TinyLlama's shape
     python bench/compare.py --shape llama-3-8b --peer-python PYTHON --update --json FILE      # keeps its other cases
@@ -41,13 +41,13 @@ from synthetic import SHAPES, show_progress, write_model
 
 ROOT = Path(__file__).parents[1]
 MODELS = ROOT / "build" / "bench-models"
-MODEL_CONTEXT = 20_480  # all sizes of context are measured on one file
+MODEL_CONTEXT = 20_480  # one file for all sizes of context
 Results = dict[str, Any]
 Save = Callable[[Results], None]
 
 
 class Progress:
-    """Lines on stderr with the time since the beginning, and the end of the time there is."""
+    """Writes lines with the time since the beginning to stderr, and knows the end of the allowed time."""
 
     def __init__(self, minutes: float) -> None:
         self._start_s = time.monotonic()
@@ -60,12 +60,12 @@ class Progress:
 
     @property
     def left_s(self) -> float:
-        """Until the end of the time."""
+        """The seconds until the end of the allowed time."""
         return self._end_s - time.monotonic()
 
 
 def find_model(folder: Path, shape: str, weight_type: str, progress: Progress) -> Path:
-    """The file of a shape and type, made when missing."""
+    """The file of a shape and type, made if it is missing."""
     path = folder / f"{shape}-{weight_type}.gguf"
     if not path.exists():
         progress.say(f"writing {path}")
@@ -75,7 +75,7 @@ def find_model(folder: Path, shape: str, weight_type: str, progress: Progress) -
 
 
 def choose_plan(given: argparse.Namespace) -> dict[str, list[Case]]:
-    """Cases of each weight type, in the order in which contexts grow. MlxrError when --only fits none."""
+    """The cases of each weight type, in the order of growing contexts. Raises MlxrError if --only fits none."""
     plan = QUICK if given.quick else PLANS[given.shape]
     chosen = {
         weight_type: [
@@ -98,7 +98,7 @@ def choose_plan(given: argparse.Namespace) -> dict[str, list[Case]]:
 def measure_model(
     given: argparse.Namespace, weight_type: str, cases: Sequence[Case], progress: Progress, results: Results, save: Save
 ) -> None:
-    """All cases of one weight type, put into `results`, which are saved after each."""
+    """Measure all cases of one weight type into `results`, saved after each."""
     path = find_model(given.models, given.shape, weight_type, progress)
     logs = Path(tempfile.gettempdir())
     settings = dict(setting.split("=", 1) for setting in given.setting)
@@ -140,7 +140,7 @@ def measure_model(
 def measure_apart(
     given: argparse.Namespace, path: Path, cases: Sequence[Case], progress: Progress, probe: Child, results: Results
 ) -> None:
-    """All cases of a model that only one side at a time can have in memory, put into `results`."""
+    """Measure all cases of a model that only one side at a time can have in memory, into `results`."""
     weight_type = path.stem.removeprefix(f"{given.shape}-")
     programs = {"ours": ("mlxr", Path(sys.executable), "ours"), "theirs": ("llama.cpp", given.peer_python, "llama")}
 
@@ -162,7 +162,7 @@ def measure_apart(
 
 
 def format_outcome(row: Results) -> str:
-    """One line of what came of a case."""
+    """The results of a case in one line."""
     text = f"{row['type']}/{row['case']}: {row['ours_tokens_per_s']:.1f} tokens/s, {row['share']:.0%} of the probe"
     if row["ratio"] is not None:
         text += f", {row['ratio']:.2f} × llama.cpp ({row['theirs_tokens_per_s']:.1f})"
@@ -171,7 +171,7 @@ def format_outcome(row: Results) -> str:
 
 
 def wait_until_idle(most_s: float, progress: Progress) -> None:
-    """Wait until others leave the machine alone for a second, at most so long."""
+    """Wait until other processes leave the machine idle for a second, at most `most_s`."""
     end_s = time.monotonic() + most_s
     while True:
         bystanders = Bystanders([])
@@ -185,7 +185,7 @@ def wait_until_idle(most_s: float, progress: Progress) -> None:
 
 
 def measure_all(given: argparse.Namespace, save: Save) -> Results:
-    """All that was asked for; `save` gets what there is after each case, as some take many minutes."""
+    """Measure all that was asked for; `save` gets the results so far after each case, as some take many minutes."""
     progress = Progress(given.minutes)
     plan = choose_plan(given)
     wait_until_idle(given.wait_s, progress)
@@ -207,7 +207,7 @@ def measure_all(given: argparse.Namespace, save: Save) -> Results:
 
 
 def update(old: Results, new: Results) -> Results:
-    """`new` with the rows of `old` that it lacks. MlxrError when they were not measured alike."""
+    """Return `new` with the rows of `old` that it lacks. Raises MlxrError if they were not measured alike."""
     for name in ("shape", "threads", "machine"):
         if old[name] != new[name]:
             raise MlxrError(f"--update: the file has {name} {old[name]}, this run {new[name]}; write to another file")
@@ -222,7 +222,7 @@ def update(old: Results, new: Results) -> Results:
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line; returns what was given, with defaults for the rest."""
+    """Read the command line; returns the options, with defaults for those not given."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -254,12 +254,12 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def name_results(path: Path) -> str:
-    """What the marks in the document call a file: its folder, which is the machine's name, and its own name."""
+    """The name of a file in the document's marks: its folder, which is the machine's name, and its own name."""
     return f"{path.absolute().parent.name}/{path.stem}"
 
 
 def run(given: argparse.Namespace) -> int:
-    """Measure or write; the exit code."""
+    """Measure or write; returns the exit code."""
     if given.write_docs:
         write_docs(ROOT, {name_results(path): json.loads(path.read_text()) for path in given.write_docs})
         return 0

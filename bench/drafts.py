@@ -1,13 +1,13 @@
-"""How much faster answers come with drafts, by what is asked, and that drafts change no token.
+"""Measures the speed-up of answers by drafts, for kinds of requests, and checks that drafts change no token.
 
     python bench/drafts.py [--model NAME] [--draft auto] [--threads 2] [--batches 1,4,16] [--tokens 200]
         [--kinds chat,edit,question,free] [--lines 150] [--peer-python PYTHON]
 
-Each kind of work is answered in turns without and with drafts by one engine, as two with the same weights differ by up
-to a tenth, by where these lie: chats ask about functions of Python's library, in ChatML, until the answer ends; edits
-write a file of code again with a name changed; questions ask about code; free texts go on from a few words at
-temperature 1. A batch is so many prompts of one kind at once. Of the ratios of all turns the median counts, and its
-error is shown: the deviation of the ratios by the root of the turns. Exit code 1 when any token differs.
+One engine answers each kind of work in turns without and with drafts, as two engines with the same weights differ by up
+to a tenth, depending on where these lie in memory: chats ask about functions of Python's library, in ChatML, until the
+answer ends; edits write a file of code again with a name changed; questions ask about code; free texts continue a few
+words at temperature 1. A batch is so many prompts of one kind at once. The median of the ratios of all turns counts;
+its error is shown, too: the deviation of the ratios divided by the root of the turns. Exit code 1 if any token differs.
 
 With an interpreter that has llama_cpp, batches of one are also measured there, likewise without and with drafts: by its
 lookup in the prompt for `ngram`, else by the likeliest tokens of the same draft model.
@@ -30,7 +30,7 @@ from mlxr import LLM, DraftOptions, SamplingParams
 from mlxr.loading import find_draft, find_model
 
 PEER_CONTEXT = 4096
-PEER_TOKENS = 8  # that llama.cpp is to guess at a time
+PEER_TOKENS = 8  # that llama.cpp drafts at a time
 FUNCTIONS = ("os.path.join", "json.dumps", "re.sub", "shutil.copy", "functools.reduce", "itertools.chain", "math.sqrt")
 FUNCTIONS += ("random.choice", "time.sleep", "textwrap.wrap", "glob.glob", "bisect.insort", "copy.deepcopy")
 FUNCTIONS += ("heapq.heappush", "string.capwords", "statistics.median")
@@ -39,7 +39,7 @@ SUBJECTS += ("a decorator", "an iterator", "JSON", "a socket", "a lock", "cachin
 
 
 def read_code(place: int, count: int) -> str:
-    """So many lines of the standard library."""
+    """Return so many lines of the standard library."""
     lines = inspect.getsource(textwrap).splitlines()
     start = 20 + 7 * place
     return "\n".join(lines[start : start + count])
@@ -62,7 +62,7 @@ def ask(kind: str, place: int, lines: int = 150) -> str:
 def measure(
     llm: LLM, prompts: Sequence[str], kind: str, tokens: int, draft_tokens: int | None
 ) -> tuple[list[tuple[int, ...]], float]:
-    """The answers, and the seconds that they took once the prompts were in the cache."""
+    """Return the answers, and the seconds that they took with the prompts in the cache."""
     temperature, ignore_eos = 1.0 if kind == "free" else 0.0, kind != "chat"
     params = SamplingParams(max_tokens=tokens, temperature=temperature, seed=7, ignore_eos=ignore_eos)
     llm.generate(prompts, SamplingParams(max_tokens=1), drafts=DraftOptions(0))
@@ -72,7 +72,7 @@ def measure(
 
 
 def measure_both(llm: LLM, kind: str, batch: int, args: argparse.Namespace) -> tuple[str, bool]:
-    """A line about one kind of work in one batch, and whether all tokens were the same."""
+    """Measure one kind of work in one batch; returns a line about it, and True if all tokens were the same."""
     # answers to one chat at a time are short: several of them, one after another, are one measurement
     turns = range(8 if kind == "chat" else 1)
     rounds = [[ask(kind, place + turn * batch, args.lines) for place in range(batch)] for turn in turns]
@@ -98,7 +98,7 @@ def measure_both(llm: LLM, kind: str, batch: int, args: argparse.Namespace) -> t
 
 
 def measure_peer(args: argparse.Namespace, llm: LLM, kinds: Sequence[str]) -> None:
-    """What llama.cpp gains from drafts, in answers as long as ours, one prompt at a time."""
+    """Measure llama.cpp's speed-up by drafts, in answers as long as ours, one prompt at a time."""
     own_draft = find_draft(find_model(args.model)) if args.draft == "auto" else args.draft
     draft = "ngram" if own_draft in (None, "ngram") else str(find_model(str(own_draft)))
     options = {

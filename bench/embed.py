@@ -1,4 +1,4 @@
-"""Texts and pairs a second: our encoders beside llama.cpp, onnxruntime and sentence-transformers, in turns.
+"""Measures texts and pairs per second: our encoders, llama.cpp, onnxruntime and sentence-transformers, in turns.
 
     python bench/embed.py --llama-python .venv-peers/bin/python --torch-python PYTHON            # the whole table
     python bench/embed.py --shape minilm-l6 --texts 32 --rounds 1 ...                             # a try
@@ -6,11 +6,11 @@
 
 Models have the shapes of all-MiniLM-L6-v2, bge-base-en-v1.5 and bge-reranker-base with random weights, and a made-up
 vocabulary of BERT's size in which each word is a token, so all sides compute the same tokens. A side is a process that
-stays loaded; it gets texts, tokenises them itself, and puts them into batches as it likes best: llama.cpp fills batches
-of so many tokens as are the fastest of 512 and 2048, onnxruntime and sentence-transformers take 32 texts of similar
+stays loaded; it gets texts, tokenises them itself, and puts them into batches that suit it best: llama.cpp fills
+batches of 512 or 2048 tokens, whichever is faster, onnxruntime and sentence-transformers take 32 texts of similar
 length at a time. Texts have 20 to 400 tokens; pairs a query of 16 and a document of 20 to 400. Lengths are drawn once.
 The interpreter of --llama-python needs llama_cpp; that of --torch-python torch, transformers and sentence_transformers,
-and for onnxruntime onnx and onnxruntime; that of --vllm-python vllm. A side that cannot be had is named and left out.
+and for onnxruntime onnx and onnxruntime; that of --vllm-python vllm. A side that cannot run is named and left out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[1]
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 VOCABULARY, CONTEXT, BATCH_TEXTS = 30522, 512, 32
 SHAPES = {"minilm-l6": (6, 384, 12, 1536), "bge-base": (12, 768, 12, 3072), "reranker-base": (12, 768, 12, 3072)}
-SIDES = {  # name: which process, and which of its ways
+SIDES = {  # name: its process, and the way that it computes
     "mlxr f32": ("ours", "f32"),
     "mlxr f16": ("ours", "f16"),
     "mlxr q8_0": ("ours", "q8_0"),
@@ -43,7 +43,7 @@ SIDES = {  # name: which process, and which of its ways
     "onnxruntime f32": ("onnx", "f32"),
     "onnxruntime int8": ("onnx", "int8"),
     "sentence-transformers f32": ("torch", "f32"),
-    "sentence-transformers f16": ("torch", "f16"),  # on a GPU alone, as the next
+    "sentence-transformers f16": ("torch", "f16"),  # only on a GPU, like the next
     "vllm f16": ("vllm", "f16"),
 }
 Texts = Sequence[str]
@@ -51,13 +51,13 @@ Compute = Callable[[Texts], object]
 
 
 def make_words() -> list[str]:
-    """As many words of letters as the vocabulary has place for."""
+    """As many words of letters as the vocabulary has room for."""
     letters = "abcdefghijklmnopqrstuvwxyz"
     return ["".join(one) for one in itertools.islice(itertools.product(letters, repeat=4), VOCABULARY - len(SPECIAL))]
 
 
 def write_folder(folder: Path, shape: str) -> None:
-    """A folder of Hugging Face with random weights."""
+    """Write a Hugging Face folder with random weights."""
     tokenizers, save = importlib.import_module("tokenizers"), importlib.import_module("safetensors.numpy").save_file
     layers, hidden, heads, ffn = SHAPES[shape]
     ranks = shape.startswith("reranker")
@@ -115,7 +115,7 @@ def write_folder(folder: Path, shape: str) -> None:
 
 
 def list_tensors(layers: int, hidden: int, ffn: int, ranks: bool) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of BERT's tensors."""
+    """The names and shapes of BERT's tensors."""
     prefix, found = "bert." if ranks else "", dict[str, tuple[int, ...]]()
 
     def product(name: str, rows: int, columns: int) -> None:
@@ -139,11 +139,11 @@ def list_tensors(layers: int, hidden: int, ffn: int, ranks: bool) -> dict[str, t
     return found
 
 
-# The sides, each in a process of its own: a function from texts to what they become.
+# The sides, each in a process of its own: a function from texts to their results.
 
 
 def open_ours(folder: Path, way: str, threads: int, ranks: bool, device: Any) -> Compute:
-    """Our engine, of a file that `mlxr convert` made."""
+    """Our engine, with a file that `mlxr convert` made."""
     from mlxr import LLM
 
     llm = LLM(folder / f"{way}.gguf", threads=threads if device == "cpu" else None, device=device)
@@ -151,7 +151,7 @@ def open_ours(folder: Path, way: str, threads: int, ranks: bool, device: Any) ->
 
 
 def open_llama(folder: Path, way: str, threads: int, ranks: bool, _: str) -> Compute:
-    """llama.cpp: batches of 512 or of 2048 tokens, whichever were faster on the first texts."""
+    """llama.cpp with batches of 512 or of 2048 tokens, whichever were faster on the first texts."""
     import llama_cpp
 
     def make(batch: int) -> Any:
@@ -183,7 +183,7 @@ def _batches(lengths: Sequence[int]) -> list[list[int]]:
 
 
 def open_onnx(folder: Path, way: str, threads: int, ranks: bool, _: str) -> Compute:
-    """onnxruntime over the graph that torch exports, in float32, or with weights and activations of 8 bits."""
+    """onnxruntime with the graph that torch exports, in float32, or with weights and activations of 8 bits."""
     runtime = importlib.import_module("onnxruntime")
     tokenizer = importlib.import_module("tokenizers").Tokenizer.from_file(str(folder / "tokenizer.json"))
     plain, path = folder / "f32.onnx", folder / f"{way}.onnx"
@@ -194,7 +194,7 @@ def open_onnx(folder: Path, way: str, threads: int, ranks: bool, _: str) -> Comp
         quantization.quantize_dynamic(plain, path, weight_type=quantization.QuantType.QInt8)
     options = runtime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # others measure next
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # spinning would disturb the next side
     session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def compute(texts: Texts) -> object:
@@ -253,7 +253,7 @@ def open_torch(folder: Path, way: str, threads: int, ranks: bool, device: str) -
 
 
 def open_vllm(folder: Path, way: str, threads: int, ranks: bool, device: str) -> Compute:  # noqa: ARG001 -- as all
-    """vLLM's pooling models, with its graphs and as many texts in a batch as it likes best."""
+    """vLLM's pooling models, with its graphs and batches of its own choice."""
     library = importlib.import_module("vllm")
     model = library.LLM(
         str(folder), runner="pooling", dtype="float16", gpu_memory_utilization=0.3, max_model_len=CONTEXT
@@ -267,9 +267,9 @@ OPEN = {"vllm": open_vllm, "ours": open_ours, "llama": open_llama, "onnx": open_
 
 
 def serve(kind: str, way: str, folder: Path, threads: int, device: str) -> None:
-    """Answer each line, a JSON list of texts, by the seconds that they took."""
+    """Answer each line, a JSON list of texts, with the seconds that they took."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print goes to stderr
+    os.dup2(2, 1)  # output of libraries goes to stderr
     try:
         compute = OPEN[kind](folder, way, threads, folder.name.startswith("reranker"), device)
         print(json.dumps("ready"), file=answers, flush=True)
@@ -278,7 +278,7 @@ def serve(kind: str, way: str, folder: Path, threads: int, device: str) -> None:
             start = time.perf_counter()
             compute(texts)
             print(json.dumps(time.perf_counter() - start), file=answers, flush=True)
-    except Exception as error:  # whatever the library of another raises
+    except Exception as error:  # other libraries may raise anything
         print(json.dumps(f"{type(error).__name__}: {error}"[:300]), file=answers, flush=True)
 
 
@@ -288,9 +288,7 @@ class Side:
     def __init__(self, python: str, name: str, folder: Path, threads: int, device: str) -> None:
         kind, way = SIDES[name]
         own = {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
-        if (
-            kind != "ours"
-        ):  # which says so itself; the others read texts on all processors beside a GPU, as they usually do
+        if kind != "ours":  # it sets the variable itself; with a GPU the others tokenise on all processors, as is usual
             own["TOKENIZERS_PARALLELISM"] = "false" if device == "cpu" else "true"
         command = [python, __file__, "--serve", kind, way, str(folder), str(threads), device]
         self._process = subprocess.Popen(
@@ -309,7 +307,7 @@ class Side:
         return json.loads(line) if line else "it ended"
 
     def run(self, texts: Texts) -> float:
-        """Seconds of these texts; ValueError where they failed."""
+        """The seconds for these texts; raises ValueError if they fail."""
         assert self._process.stdin is not None
         print(json.dumps(list(texts)), file=self._process.stdin, flush=True)
         taken = self._read()
@@ -324,7 +322,7 @@ class Side:
 
 
 def draw_texts(shape: str, count: int) -> tuple[list[str], int]:
-    """Texts of 20 to 400 tokens, with the two around each, and how many tokens they have; a query first for pairs."""
+    """Texts of 20 to 400 tokens, with the two around each, and their tokens in all; a query first for pairs."""
     random, words = np.random.RandomState(1), np.array(make_words())
     lengths = random.randint(18, 399, count)
     texts = [" ".join(random.choice(words, length)) for length in lengths]
@@ -334,7 +332,7 @@ def draw_texts(shape: str, count: int) -> tuple[list[str], int]:
 
 
 def prepare(folder: Path, shape: str, python: str) -> None:
-    """Make the model's folder and files where they are missing."""
+    """Make the model's folder and files if they are missing."""
     if not folder.exists():
         part = folder.with_name(f"{folder.name}.part")
         write_folder(part, shape)
@@ -391,7 +389,7 @@ def measure(given: argparse.Namespace, shape: str) -> dict[str, Any]:
     return {"shape": shape, "count": count, "tokens": tokens, "rates": rates, "seconds": taken}
 
 
-RATIOS = (  # ours, another's, and what is wanted
+RATIOS = (  # our side, another side, and the ratio wanted
     ("mlxr f16", "llama.cpp f16", 2.0),
     ("mlxr q8_0", "llama.cpp q8_0", 2.0),
     ("mlxr f32", "onnxruntime f32", 1.5),
@@ -413,7 +411,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Measure what was asked for."""
+    """Measure the shapes that the command line asks for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=[*SHAPES])
     parser.add_argument("--texts", type=int, default=512)

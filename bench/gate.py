@@ -4,9 +4,9 @@
     python bench/gate.py --ref COMMIT --drag 0.1    # every decode step sleeps a tenth of its time: must fail
 
 The other commit (the last tag, unless --ref names one) is unpacked and built in build/gate, once. Both trees then hold
-the same model file, each in a process of its own, and compute in turns; who begins changes from round to round. A round
-gives one ratio of times for each case. Rounds go on until the confidence interval of the median ratio lies on one side
-of the limit, or the time is over; then the median alone decides, and that is said. Exit: 0 as fast, 1 slower, 2 failed.
+the same model file, each in a process of its own, and compute in turns; they begin alternately. A round gives one ratio
+of times for each case. Rounds continue until the confidence interval of the median ratio lies on one side of the limit,
+or the time is over; then the median alone decides, and the output says so. Exit: 0 as fast, 1 slower, 2 failed.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from mlxr.core.errors import MlxrError
 from synthetic import SHAPES
 
 CACHE = ROOT / "build" / "gate"
-LIMIT = 0.05  # of the speed, which may be lost
-CONFIDENCE = 0.99  # of an interval; rounds are looked at again and again, so it is high
-SETTLE_S = 0.05  # threads of the side that has just computed stop spinning
-DEPTH_TOKENS = 128  # of context, at which decode is measured
+LIMIT = 0.05  # share of the speed that may be lost
+CONFIDENCE = 0.99  # of an interval; high, because the rounds are checked again and again
+SETTLE_S = 0.05  # until threads of the side that has just computed stop spinning
+DEPTH_TOKENS = 128  # of context before decode
 Measure = Callable[[Child], float]
 CASES: Mapping[str, Measure] = {
     "decode": lambda side: float(side.ask("decode", {"steps": 32})),
@@ -47,7 +47,7 @@ class Ratios:
     """The rounds of one case: seconds of this tree divided by seconds of the other one."""
 
     found: list[float] = field(default_factory=list)
-    limit: float = 1 / (1 - LIMIT)  # the ratio of times at which so much speed is lost
+    limit: float = 1 / (1 - LIMIT)  # the ratio of times at which that share of speed is lost
 
     @property
     def median(self) -> float:
@@ -57,8 +57,8 @@ class Ratios:
     def find_interval(self) -> tuple[float, float]:
         """Return an interval that holds the true median with the confidence above, whatever the distribution.
 
-        It reaches from the k-th smallest ratio to the k-th largest one, with the largest k that is sure enough. With
-        too few rounds it has no ends.
+        It reaches from the k-th smallest ratio to the k-th largest one, with the largest k that is certain enough. With
+        too few rounds it is unbounded.
         """
         count, tail, rank = len(self.found), 0.0, 0
         while rank < count // 2 and 2 * (tail + comb(count, rank) / 2**count) <= 1 - CONFIDENCE:
@@ -68,7 +68,7 @@ class Ratios:
         return (ordered[rank - 1], ordered[-rank]) if rank else (0.0, float("inf"))
 
     def judge(self) -> bool | None:
-        """Return whether the case is slower than allowed, None while the interval lies on both sides of the limit."""
+        """Return True if the case is slower than allowed, None while the interval lies on both sides of the limit."""
         low, high = self.find_interval()
         if low > self.limit:
             return True
@@ -85,9 +85,9 @@ class Ratios:
 def run_rounds(
     cases: Mapping[str, Callable[[bool], float]], time_is_over: Callable[[], bool]
 ) -> Iterator[tuple[str, Ratios]]:
-    """Measure in turns until every case is decided or the time is over; give each case as often as it has a new ratio.
+    """Measure in turns until every case is decided or the time is over; yields a case for each new ratio.
 
-    A case measures seconds: of this tree when it is called with True, of the other one with False.
+    A case returns seconds: of this tree if called with True, of the other one with False.
     """
     ratios = {name: Ratios() for name in cases}
     first = True
@@ -103,7 +103,7 @@ def run_rounds(
 
 
 def decide(results: Mapping[str, Ratios], say: Callable[[str], None]) -> bool:
-    """Tell what each case has, and return whether one is slower than allowed."""
+    """Report each case, and return True if one is slower than allowed."""
     slower = False
     for name, ratios in results.items():
         verdict = ratios.judge()
@@ -116,7 +116,7 @@ def decide(results: Mapping[str, Ratios], say: Callable[[str], None]) -> bool:
 
 
 def run_git(*arguments: str) -> str:
-    """Return what git prints. MlxrError with its words when it fails."""
+    """Return the output of git. Raises MlxrError with its message if it fails."""
     done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise MlxrError(f"git {' '.join(arguments)}: {done.stderr.strip()}")
@@ -124,7 +124,7 @@ def run_git(*arguments: str) -> str:
 
 
 def find_commit(ref: str | None) -> str:
-    """Return the commit to compare with: the one named, or that of the last tag. MlxrError when there is none."""
+    """Return the commit to compare with: the one named, or that of the last tag. Raises MlxrError if there is none."""
     try:
         name = ref or run_git("describe", "--tags", "--abbrev=0")
     except MlxrError as error:
@@ -199,7 +199,7 @@ def measure(given: argparse.Namespace, other: Path, progress: Progress) -> dict[
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script. Its exit status."""
+    """Run the script; returns its exit status."""
     parser = argparse.ArgumentParser(description="Fails when this tree is more than 5 % slower than another commit.")
     parser.add_argument("--ref", help="the commit to compare with; the last tag, unless given")
     parser.add_argument("--minutes", type=float, default=6, help="after which the medians decide")

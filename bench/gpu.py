@@ -1,15 +1,15 @@
 """Measure decode and prefill on a GPU in turns with mlx-lm, llama.cpp and transformers, each alone on the device.
 
-    python bench/gpu.py --json bench/results/gpu/h200.json          # every case that something is wanted of
+    python bench/gpu.py --json bench/results/gpu/h200.json          # every case with a target
     python bench/gpu.py --case llama-8b-q4_k_m:8 --rounds 3 --without transformers --llama llama.cpp/build/bin
     python bench/gpu.py --write-docs bench/results/gpu/h200.json    # no measuring: lab/gpu-figures.md and its plot
 
-Weights are random and made on the device. Of each model the engines take turns, and a turn is a whole process: it opens
-the model, goes through all its cases, some rounds each, and ends before the next begins. Nothing else is on the device
-then: beside a process that only holds a model and waits, mlx-lm was a quarter to a half slower with 1 and 32
-sequences. Turns are repeated, so that drift of the machine shows. Ours runs through the engine, requests and events
-included. A peer that is not installed, or fails, is left out by name. Exit code 1 when ours fails, or with --check
-misses a target.
+Weights are random and made on the device. The engines take turns with each model, and a turn is a whole process: it
+opens the model, goes through all its cases, some rounds each, and ends before the next begins. Nothing else is on the
+device then: beside a process that only held a model and waited, mlx-lm was a quarter to a half slower with 1 and 32
+sequences. Turns are repeated, so that drift of the machine shows. Our side runs through the engine, with requests and
+events. A peer that is not installed, or fails, is left out by name. Exit code 1 if ours fails, or with --check misses a
+target.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def measure_all(given: argparse.Namespace) -> dict[str, Any]:
-    """All cases, model by model; what is there so far is written after each case of a turn."""
+    """Measure all cases, model by model; the results so far are written after each case of a turn."""
     tools = "" if given.llama is None else str(given.llama.resolve())  # sides run in another folder
     missing = find_missing(given.without, tools)
     session = Session(given.device, given.turns, given.rounds, given.steps, missing, start_side, tools)
@@ -71,14 +71,14 @@ def measure_all(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def write_results(path: Path | None, results: Mapping[str, Any]) -> None:
-    """What is there so far, where a file is wanted."""
+    """Write the results so far, if a file is wanted."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def measure_copy(device: str) -> float:
-    """Bytes per second that a large copy reads and writes, found by a process that ends with it; 0 without a GPU."""
+    """The bytes per second that a large copy reads and writes, measured in a process of its own; 0 without a GPU."""
     if device not in ("cuda", "metal"):
         return 0.0
     with closing(start_side("copy")) as side:
@@ -92,7 +92,7 @@ def start_side(name: str) -> Child:
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line; returns what was given, with defaults for the rest."""
+    """Read the command line; returns the options, with defaults for those not given."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--case", action="append", metavar="CASE", help="SHAPE-TYPE:BATCH[@CONTEXT] or :prefill@TOKENS")

@@ -1,11 +1,11 @@
-"""Hold a GPU's peak memory against weights, arena and workspace: after loading, a prompt, and decode.
+"""Compare a GPU's peak memory with weights, arena and workspace: after loading, a prompt, and decode.
 
     python bench/gpu_memory.py --device cuda --model FILE --arena 1 --batch 1 --batch 32 --out FILE
     python bench/gpu_memory.py --device cuda --random llama-8b-bf16 --random llama-8b-q4_k_m
 
-Models are loaded from files as always (bench/synthetic.py writes them), or made at random on the device, each in a
-process of its own. Each line gives the most that arrays took since the line before, what recorded steps hold included,
-and how that differs from the sum of what is stated.
+Models are loaded from files as usual (bench/synthetic.py writes them), or made at random on the device, each in a
+process of its own. Each line gives the peak of arrays since the line before, with those of recorded steps, and its
+difference from the sum of the stated sizes.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ ALLOWED = 0.03
 
 @dataclass
 class Watch:
-    """Prints what each stage of a model took at most."""
+    """Prints the peak memory of each stage of a model."""
 
     ctx: Context
     weight_bytes: int
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def note(self, stage: str, arena_bytes: int) -> None:
-        """One line; the peak counts anew from here on."""
+        """Print one line, and reset the peak."""
         gpu, mx = self.ctx.gpu, self.ctx.gpu.mx
         stated_bytes = self.weight_bytes + arena_bytes + gpu.workspace.nbytes
         peak_bytes = mx.get_peak_memory() + gpu.held_bytes
@@ -66,7 +66,7 @@ class Watch:
 
 
 def measure(model: Decoder, watch: Watch, given: argparse.Namespace) -> None:
-    """All stages of one model once it is there."""
+    """Run all stages of one loaded model."""
     watch.note("load", 0)
     config, random = model.config, np.random.default_rng(0)
     engine = Engine(
@@ -108,7 +108,7 @@ def measure(model: Decoder, watch: Watch, given: argparse.Namespace) -> None:
 
 
 def measure_file(path: str, given: argparse.Namespace) -> list[dict[str, Any]]:
-    """A model from its file."""
+    """Measure a model from its file."""
     start_s = time.perf_counter()
     with load(path, device=given.device) as loaded:
         print(f"{path}: loaded in {time.perf_counter() - start_s:.1f} s", flush=True)
@@ -118,7 +118,7 @@ def measure_file(path: str, given: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def measure_random(name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
-    """A model with random weights that the device made."""
+    """Measure a model with random weights that the device made."""
     case = Case.parse(f"{name}:1")
     context_tokens = max(case.model.context_length, max(given.prompt) + DECODE_TOKENS)
     ours = Ours(given.device, replace(case.model, context_length=context_tokens), case.type_name)
@@ -129,7 +129,7 @@ def measure_random(name: str, given: argparse.Namespace) -> list[dict[str, Any]]
 
 
 def run_apart(option: str, name: str, arguments: list[str]) -> list[dict[str, Any]]:
-    """The rows of one model, from a process of its own, which writes them behind a mark."""
+    """Measure one model in a process of its own, which prints the rows after a mark; returns the rows."""
     command = [sys.executable, __file__, *arguments, option, name, "--apart"]
     rows: list[dict[str, Any]] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -145,7 +145,7 @@ def run_apart(option: str, name: str, arguments: list[str]) -> list[dict[str, An
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse the command line, measure, print and write. Exit code 1 with --check when no stage is near enough."""
+    """Parse the command line, measure, print and write. Exit code 1 with --check if no stage is near enough."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--model", action="append", default=[], metavar="FILE")

@@ -1,4 +1,4 @@
-"""Templates, schemas and requests made to hurt a server: number `index` is the same one every time.
+"""Templates, schemas and requests made to hurt a server: each `index` always gives the same one.
 
 Templates are put together from every filter, test, method and operator that the sandbox has, over large values and over
 values that hold one another many times. Most do little; some would take minutes or gigabytes.
@@ -47,7 +47,7 @@ _SHARED = (
 
 
 def make_template(index: int) -> str:
-    """Make a random template that asks for much time or memory; the same `index` gives the same one."""
+    """Make a random template that asks for much time or memory; the same `index` gives the same template."""
     draw = random.Random(index)
     parts = [_SHARED.replace("COUNT", str(draw.choice([3, 12, 40])))] if draw.random() < 0.4 else []
     values = [*_SMALL, *_LARGE, *(["ns.x", "ns.y"] if parts else [])]
@@ -123,7 +123,7 @@ def make_schema(index: int) -> dict[str, Any]:
 
 
 def make_flood(index: int) -> tuple[str, dict[str, Any]]:
-    """Path and body of a request that asks for very much at once."""
+    """The path and the body of a request that asks for very much at once."""
     chat = "/v1/chat/completions"
     match index % 8:
         case 0:

@@ -1,7 +1,7 @@
-"""Pictures made to hurt a server: number `index` is the same one every time.
+"""Pictures made to hurt a server: each `index` always gives the same one.
 
 Bombs that are small and claim, or hold, very much; files that are cut, that lie about their sizes, or whose parts are
-changed; EXIF and ICC of nonsense; two formats in one; thousands of frames; kinds that are not read. Needs Pillow.
+changed; nonsense in EXIF and ICC; two formats in one; thousands of frames; unsupported kinds. Needs Pillow.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SIDES = (1, 2, 3, 200, 20000, 65535, 1 << 24, (1 << 31) - 1, (1 << 32) - 1)
 
 
 def make_picture(index: int) -> tuple[str, bytes]:
-    """What is wrong with it, in a word, and the file."""
+    """Make picture number `index`: its fault in a word, and the file."""
     draw = random.Random(index)
     kind, make = draw.choice([*_MAKERS.items()])
     return kind, make(draw)
@@ -51,7 +51,7 @@ def _png(width: int, height: int, depth: int, colour: int, *chunks: bytes) -> by
 
 
 def _bomb(draw: random.Random) -> bytes:
-    """Zeros that deflate to almost nothing: within the limit of pixels, beyond it, or in chunks beside them."""
+    """Zeros that deflate to almost nothing: within the limit of pixels, beyond it, or in other chunks."""
     side = draw.choice([8000, 8192, 9000, 60000])
     pressed = _press()
     text = _chunk(b"zTXt", b"a\0\0" + pressed)
@@ -65,7 +65,7 @@ def _press() -> bytes:
 
 
 def _lie(draw: random.Random) -> bytes:
-    """A size that is not the picture's, in one of the formats."""
+    """A wrong size in one of the formats."""
     sides = draw.choice(_SIDES), draw.choice(_SIDES)
     data = bytearray(_good(draw, kind := draw.choice(["PNG", "BMP", "GIF"])))
     if kind == "PNG":
@@ -91,7 +91,7 @@ def _change(draw: random.Random) -> bytes:
 
 
 def _turn(draw: random.Random) -> bytes:
-    """EXIF that says nonsense: orientations that are none, offsets into nowhere, entries without end."""
+    """Nonsense in EXIF: invalid orientations, offsets into nowhere, endless entries."""
     value = draw.choice([0, 1, 5, 8, 9, 255, 65535])
     count, place = draw.choice([1, 0xFFFF, 0xFFFFFFFF]), draw.choice([8, 0, 0xFFFFFFF0])
     entry = struct.pack("<HHIHH", 0x0112, draw.choice([3, 4, 7, 99]), count, value, 0)
@@ -108,13 +108,13 @@ def _profile(draw: random.Random) -> bytes:
 
 
 def _join(draw: random.Random) -> bytes:
-    """Two things in one: a picture behind or before a page, a program or another picture."""
+    """Two files in one: a picture after or before a page, a program or another picture."""
     other = draw.choice([b"<html><script>", b"%PDF-1.4", b"PK\x03\x04", b"<svg xmlns='a'>", b"\x7fELF", _good(draw)])
     return draw.choice([_good(draw) + other * 99, other + _good(draw)])
 
 
 def _move(draw: random.Random) -> bytes:
-    """Many frames, of which one is seen."""
+    """Many frames, of which only one is used."""
     frames = [Image.new("P", (60, 60), shade % 256) for shade in range(draw.choice([2, 200, 2000]))]
     kind = draw.choice(["GIF", "WEBP", "PNG"])
     return _save(
@@ -123,7 +123,7 @@ def _move(draw: random.Random) -> bytes:
 
 
 def _other(draw: random.Random) -> bytes:
-    """Kinds that are not read, whatever their decoders can."""
+    """Kinds that are refused, even if a decoder could read them."""
     image = Image.new("RGB", (20, 20))
     kinds = [_save(image, kind) for kind in ("TIFF", "EPS", "PPM", "ICO", "TGA", "PCX", "PDF")]
     fits = b"SIMPLE  =                    T" + b" " * 2850
@@ -133,20 +133,20 @@ def _other(draw: random.Random) -> bytes:
 
 
 def _large(draw: random.Random) -> bytes:
-    """Bytes at the limit of a file, behind a beginning that promises something."""
+    """The first bytes of a format, then 1 MiB of zeros, or more bytes than a file may have."""
     return draw.choice([b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", b"RIFF", b"BM"]) + bytes(
         draw.choice([1, 20]) << 20
     )
 
 
 def _wide(draw: random.Random) -> bytes:
-    """Sides that differ by so much that a tower would get a line."""
+    """A picture so long and thin that a tower would get a line."""
     long = draw.choice([201, 20000, 60000])
     return _save(Image.new("L", draw.choice([(1, long), (long, 1), (3, long)])), draw.choice(["PNG", "BMP"]))
 
 
 def _deep(draw: random.Random) -> bytes:
-    """Shades and channels that few have: 16 bits, CMYK, palettes that are too short, masks."""
+    """Rare shades and channels: 16 bits, CMYK, palettes that are too short, masks."""
     made = draw.choice(["16", "cmyk", "palette", "mask", "one"])
     if made == "16":
         return _png(3, 3, 16, draw.choice([0, 2, 4, 6]), _chunk(b"IDAT", zlib.compress(draw.randbytes(200))))

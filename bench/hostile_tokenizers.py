@@ -1,7 +1,7 @@
-"""A small model with a tokenizer made to hurt whoever reads it: number `index` is the same one every time.
+"""A small model with a tokenizer made to hurt its reader: each `index` always gives the same one.
 
-What is drawn: the kind of vocabulary and of pieces, patterns that backtrack, normalisers that multiply a text, special
-tokens that overlap or are not there, numbers out of range, parts that are missing or of a wrong type.
+Drawn at random are the kind of vocabulary and of pieces, patterns that backtrack, normalisers that multiply a text,
+special tokens that overlap or are not there, numbers out of range, parts that are missing or of a wrong type.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def make_config() -> bytes:
 
 
 def make_weights() -> bytes:
-    """Its weights as a safetensors file."""
+    """The weights of the model as a safetensors file."""
     draw, layer = np.random.default_rng(0), "model.layers.0."
     shapes = {
         "model.embed_tokens.weight": (VOCAB_SIZE, WIDTH),
@@ -78,7 +78,7 @@ def make_weights() -> bytes:
 
 
 def make_tokenizer(index: int) -> bytes:
-    """The tokenizer.json number `index`."""
+    """Make the tokenizer.json number `index`."""
     draw = random.Random(index)
     model = _make_model(draw)
     value: dict[str, Any] = {
@@ -101,7 +101,7 @@ def make_tokenizer(index: int) -> bytes:
 
 
 def _seldom(draw: random.Random, usual: Any, *others: Any) -> Any:
-    """The usual value, and now and then one that a reader may refuse."""
+    """Return the usual value, and now and then one that a reader may refuse."""
     return draw.choice(others) if draw.random() < 0.06 else usual
 
 
@@ -186,7 +186,7 @@ def _make_model(draw: random.Random) -> dict[str, Any]:
 
 
 def _spoil(draw: random.Random, value: dict[str, Any]) -> None:
-    """Take a part out, or put something else in its place."""
+    """Remove a part, or replace it."""
     place: Any = value
     for _ in range(draw.randrange(1, 4)):
         key = draw.choice(list(place)) if isinstance(place, dict) else draw.randrange(len(place))

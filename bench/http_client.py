@@ -1,6 +1,6 @@
-"""A small HTTP client for load: one connection each and little work per byte, so that the server is what is measured.
+"""A small HTTP client for load: one connection each and little work per byte, so that the server dominates the time.
 
-Speaks what the servers here speak: HTTP/1.1 with a length or in chunks, answers as JSON or as server-sent events.
+Supports the servers here: HTTP/1.1 with a length or in chunks, answers as JSON or as server-sent events.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Connection:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def post(self, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], float]:
-        """The JSON answer, and the seconds until its first byte."""
+        """Return the JSON answer, and the seconds until its first byte."""
         start_s = time.perf_counter()
         reader, is_chunked, length = await self._send(path, body)
         first_s = time.perf_counter() - start_s
@@ -32,7 +32,7 @@ class Connection:
         return json.loads(data), first_s
 
     async def stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """The events of a streamed answer. Leaving early closes the connection."""
+        """Yield the events of a streamed answer. Leaving early closes the connection."""
         lines = self.stream_lines(path, body)
         try:
             async for line in lines:
@@ -42,7 +42,7 @@ class Connection:
             await lines.aclose()  # type: ignore[attr-defined]
 
     async def stream_lines(self, path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
-        """The lines of a streamed answer as they are, without their ends. Leaving early closes the connection."""
+        """Yield the lines of a streamed answer unchanged, without their ends. Leaving early closes the connection."""
         reader, is_chunked, _ = await self._send(path, body)
         if not is_chunked:
             self.close()
@@ -59,7 +59,7 @@ class Connection:
                 self.close()
 
     def close(self) -> None:
-        """Let go of the connection, whatever is on its way."""
+        """Close the connection, even in the middle of an answer."""
         if self._streams is not None:
             self._streams[1].transport.abort()
             self._streams = None

@@ -1,4 +1,4 @@
-"""Servers that share a store of pages on disk, killed at random moments: no answer may ever differ.
+"""Kills servers that share a store of pages on disk at random moments: no answer may ever differ.
 
     python bench/kills.py                       # 50 kills
     python bench/kills.py --kills 5 --seed 3
@@ -6,8 +6,8 @@
 One server that is never killed gives the answers to a fixed list of conversations. Then others answer them in random
 order to six clients at a time and are killed (SIGKILL) after a random time, each with the store that the one before
 left. Now and then pages on disk are damaged in between, two servers share the store, and the store lies on a disk that
-is full (a small tmpfs, where this user may mount one). Afterwards no worker process may be left, and the last server
-must find pages of earlier ones. Ends with exit code 1 when an answer differs or a process is left.
+is full (a small tmpfs, if this user may mount one). Afterwards no worker process may be left, and the last server must
+find pages of earlier ones. Ends with exit code 1 if an answer differs or a process is left.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CONVERSATIONS = 24
 CLIENTS = 6
 ANSWER_TOKENS = 24
 WORKER = "mlxr.templates.worker"
-WORKER_END_S = 10.0  # a worker that renders notices only afterwards that nobody is there
+WORKER_END_S = 10.0  # a worker that renders notices only afterwards that its server is gone
 FULL_DISK = "3m"
 
 
@@ -55,7 +55,7 @@ async def ask(port: int, index: int) -> str:
 
 
 async def answer_all(ports: Sequence[int], draw: random.Random, expected: dict[int, str], found: Counter[str]) -> None:
-    """Ask for ever; count answers that are right and that differ. A server that is gone ends its clients."""
+    """Ask for ever; count right and different answers. The clients of a killed server end."""
 
     async def client(port: int, turns: random.Random) -> None:
         while True:
@@ -76,7 +76,7 @@ async def answer_all(ports: Sequence[int], draw: random.Random, expected: dict[i
 
 
 def damage(store: Path, draw: random.Random) -> int:
-    """Change, cut or empty some pages on disk; returns how many."""
+    """Change, cut or empty some pages on disk; returns their number."""
     pages = sorted(store.rglob("*.page"))
     chosen = draw.sample(pages, min(len(pages), 5))
     for page in chosen:
@@ -94,7 +94,7 @@ def damage(store: Path, draw: random.Random) -> int:
 
 @contextlib.contextmanager
 def full_disk(folder: Path) -> Iterator[Path | None]:
-    """A folder on a disk of three megabytes, None where that cannot be had."""
+    """Yield a folder on a disk of three megabytes, None if none can be mounted."""
     folder.mkdir(exist_ok=True)
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={FULL_DISK}", "none", str(folder)], capture_output=True
@@ -107,7 +107,7 @@ def full_disk(folder: Path) -> Iterator[Path | None]:
 
 
 def list_workers(parents: Sequence[int]) -> set[Path]:
-    """Folders in /proc of the processes that render templates for these servers."""
+    """The folders in /proc of the processes that render templates for these servers."""
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -118,7 +118,7 @@ def list_workers(parents: Sequence[int]) -> set[Path]:
 
 
 def is_worker(folder: Path) -> bool:
-    """Whether the process with this folder in /proc renders templates."""
+    """Return True if the process with this folder in /proc renders templates."""
     try:
         return WORKER.encode() in (folder / "cmdline").read_bytes()
     except OSError:
@@ -126,7 +126,7 @@ def is_worker(folder: Path) -> bool:
 
 
 def run(chosen: argparse.Namespace, folder: Path) -> list[str]:
-    """Kill so many servers; what went wrong."""
+    """Kill so many servers; returns the faults."""
     draw, workers = random.Random(chosen.seed), set[Path]()
     common = ("--arena-bytes", "24M", "--page-size", "16")
     with start_own(folder, "demo", *common) as first:
@@ -165,7 +165,7 @@ def run(chosen: argparse.Namespace, folder: Path) -> list[str]:
 async def kill_in_the_middle(
     servers: Sequence[ServerProcess], draw: random.Random, expected: dict[int, str], found: Counter[str]
 ) -> set[Path]:
-    """Let clients ask, and kill the servers after a random time; the folders in /proc of their worker processes."""
+    """Let clients ask, and kill the servers after a random time; returns their workers' folders in /proc."""
     workers = set[Path]()
     asking = asyncio.create_task(answer_all([server.port for server in servers], draw, expected, found))
     for server in servers:
@@ -179,14 +179,14 @@ async def kill_in_the_middle(
 
 
 def read_hit_tokens(server: ServerProcess) -> int:
-    """Tokens of prompts whose pages came from disk."""
+    """The tokens of prompts whose pages came from disk."""
     lines = server.read("/metrics").splitlines()
     rows = [line for line in lines if line.startswith("mlxr_prefix_tokens_total") and 'where="disk"' in line]
     return int(sum(float(row.rsplit(" ", 1)[1]) for row in rows))
 
 
 def main() -> int:
-    """Run what the command line asks for; the exit status."""
+    """Run the kills that the command line asks for; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)

@@ -6,7 +6,7 @@
 
 Prompts are random. `pressure` compares answers with those of the same requests alone in an engine without pages and
 sharing, and the process's memory with weights + arena + 300 MB. `gap` compares the worst gap with 3 times the median
-step of the same budget, that is of the steps which the long prompt fills up. All end with exit code 1 when a bound is
+step of the same budget, that is of the steps which the long prompt fills up. All end with exit code 1 if a bound is
 missed.
 """
 
@@ -40,7 +40,7 @@ MAX_GAP_STEPS = 3.0
 
 @dataclass
 class Life:
-    """What one request went through: times in seconds since the load began, and its tokens with their logprobs."""
+    """The record of one request: times in seconds since the load began, and its tokens with their logprobs."""
 
     arrival_s: float
     times_s: list[float] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Life:
 
     @property
     def wait_s(self) -> float:
-        """Until the first token."""
+        """The seconds until the first token."""
         return self.times_s[0] - self.arrival_s
 
     @property
@@ -64,7 +64,7 @@ def draw_prompts(count: int, tokens: int, vocab_size: int, seed: int = 0) -> lis
 
 
 def run_load(engine: Engine, prompts: list[list[int]], params: list[SamplingParams]) -> list[Life]:
-    """All requests at once, to their ends."""
+    """Run all requests at once, to their ends."""
     start_s = time.perf_counter()
     lives = {engine.submit(EngineRequest(prompt, own)): Life(0.0) for prompt, own in zip(prompts, params, strict=True)}
     while engine.has_work:
@@ -73,7 +73,7 @@ def run_load(engine: Engine, prompts: list[list[int]], params: list[SamplingPara
 
 
 def step(engine: Engine, lives: dict[int, Life], start_s: float) -> None:
-    """One step; its events are noted with the time at its end."""
+    """Run one step, and note its events with the time at its end."""
     events = engine.step()
     now_s = time.perf_counter() - start_s
     for event in events:
@@ -84,7 +84,7 @@ def step(engine: Engine, lives: dict[int, Life], start_s: float) -> None:
 
 
 def measure_pressure(given: argparse.Namespace) -> dict[str, Any]:
-    """Many requests on an arena for `--fitting` of them."""
+    """Run many requests on an arena for `--fitting` of them."""
     pages_each = -(-(given.prompt_tokens + given.answer_tokens) // given.page_size)
     sizes = {"threads": given.threads, "max_sequences": given.requests, "page_size": given.page_size}
     with open_model(given.model, resolve(sizes)) as loaded:
@@ -135,14 +135,14 @@ def measure_pressure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_page(loaded: LoadedModel, page_size: int) -> int:
-    """Bytes of one page, as an engine of the smallest arena reports it."""
+    """The bytes of one page, reported by an engine with the smallest arena."""
     tiny = Settings(page_size=page_size, max_sequences=1, context_tokens=1)
     with closing(build_engine(loaded, tiny)) as engine:
         return engine.stats().page_bytes
 
 
 def run_alone(loaded: LoadedModel, prompt: list[int], params: SamplingParams) -> object:
-    """The same request alone, in one plain run, as something that equals a Life with the same tokens."""
+    """Run the same request alone with a simple cache; the result equals a Life with the same tokens."""
     settings = Settings(kv_cache="simple", max_sequences=1)
     with closing(build_engine(loaded, settings)) as engine:
         return _SameTokens(run_load(engine, [prompt], [params])[0])
@@ -159,7 +159,7 @@ class _SameTokens:
 
 
 def measure_gap(given: argparse.Namespace) -> dict[str, Any]:
-    """Requests decode; then a long prompt arrives."""
+    """Let requests decode, then a long prompt arrive."""
     settings = resolve(
         {
             "threads": given.threads,
@@ -211,14 +211,14 @@ def measure_gap(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def stretch_model(given: argparse.Namespace) -> dict[str, Any]:
-    """A synthetic model of a known shape with another context length."""
+    """Write a synthetic model of a known shape with another context length."""
     shape = replace(SHAPES[given.shape], context_length=given.context)
     size_bytes = write_model(Path(given.model), shape, given.type, 0, show_progress)
     return {"file": given.model, "size_bytes": size_bytes, "passed": True}
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    """Read the command line; returns what was given, with defaults for the rest."""
+    """Read the command line; returns the options, with defaults for those not given."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     commands = parser.add_subparsers(required=True)
     pressure = commands.add_parser("pressure")

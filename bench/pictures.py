@@ -1,18 +1,17 @@
-"""A model that sees: how soon it answers when a conversation about pictures goes on, and what hostile pictures cost.
+"""Measures a model that sees: its time to answer later turns about pictures, and the cost of hostile pictures.
 
     python bench/pictures.py turns [--model FILE] [--mmproj FILE] [--tiny] [--json FILE]     # on an idle machine
     python bench/pictures.py hostile [--pictures 500] [--model FILE] [--mmproj FILE] [--json FILE]
 
 `turns` has ten turns about two pictures with a real `mlxr serve` that keeps pages on disk: the time to the first token
-of each, the same last prompt after a restart, and on a server that knows nothing. Exit code 1 unless the first token
-comes ten times sooner than there, also after the restart, no more than 5 % of what was known is computed again, and
-nothing is encoded again. Without a model it writes one of the sizes of Qwen3.5 0.8B with random weights, 0.7 GB;
-`--tiny` takes the tests' instead, whose prompts take no longer than what every process does once, and times do not
-count.
+of each, the same last prompt after a restart, and on a fresh server. Exit code 1 unless the first token comes ten times
+sooner than there, also after the restart, no more than 5 % of the known tokens are computed again, and nothing is
+encoded again. Without a model it writes one of the sizes of Qwen3.5 0.8B with random weights, 0.7 GB; `--tiny` takes
+the tests' instead, whose times do not count, as its prompts take no longer than the start of a process.
 
-`hostile` sends the pictures of `hostile_pictures.py` while another client reads streamed answers. Exit code 1 when the
-99th percentile of the time between its tokens grows by more than 100 ms, memory by more than 200 MiB, or an answer is
-neither one nor a refusal with a reason. Without a model it takes the tiny one of the tests.
+`hostile` sends the pictures of `hostile_pictures.py` while another client reads streamed answers. Exit code 1 if the
+99th percentile of the time between its tokens grows by more than 100 ms, memory by more than 200 MiB, or a picture gets
+neither an answer nor a refusal with a reason. Without a model it takes the tiny one of the tests.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def show(url: str) -> dict[str, Any]:
 
 
 async def ask(server: ServerProcess, messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """The answer, the milliseconds until its first token, and the counts of its prompt."""
+    """Return the answer, the milliseconds until its first token, and the counts of its prompt."""
     connection, start_s, first_s, text, usage = Connection("127.0.0.1", server.port), time.perf_counter(), 0.0, "", {}
     options = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 16, "temperature": 0}
     async for event in connection.stream("/v1/chat/completions", {"messages": messages, **options}):
@@ -75,13 +74,13 @@ async def ask(server: ServerProcess, messages: list[dict[str, Any]]) -> dict[str
 
 
 def count_encoded(server: ServerProcess) -> int:
-    """Pictures that the server's models have encoded."""
+    """The number of pictures that the server's models have encoded."""
     lines = [line for line in server.read("/metrics").splitlines() if 'what="encoded_pictures"' in line]
     return sum(int(float(line.split()[-1])) for line in lines)
 
 
 def run_turns(folder: Path, model: str, flags: list[str], given: argparse.Namespace) -> tuple[dict[str, Any], bool]:
-    """The figures, and whether all bounds hold."""
+    """Run the case; returns the figures, and True if all bounds hold."""
     store = ["--store-folder", str(folder / "store"), "--store-bytes", str(4 << 30)]
     pictures = [show(make_photo(seed, given.side)) for seed in range(2)]
     messages: list[dict[str, Any]] = []
@@ -120,7 +119,7 @@ def run_turns(folder: Path, model: str, flags: list[str], given: argparse.Namesp
 
 
 def run_hostile(folder: Path, model: str, flags: list[str], given: argparse.Namespace) -> tuple[dict[str, Any], bool]:
-    """The figures, and whether all bounds hold."""
+    """Run the case; returns the figures, and True if all bounds hold."""
     statuses: Counter[str] = Counter()
     unnamed: list[int] = []
 
@@ -190,7 +189,7 @@ def write_large(folder: Path) -> Path:
 
 
 def main() -> int:
-    """Measure, print and tell whether the bounds hold."""
+    """Measure and print; returns exit code 1 unless the bounds hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["turns", "hostile"])
     parser.add_argument("--model", type=Path)

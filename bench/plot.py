@@ -53,7 +53,7 @@ def draw_gaps(
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Two values side by side, of which more is better."""
+    """Two values side by side; more is better."""
 
     title: str
     first: float

@@ -1,15 +1,15 @@
-"""How much of a conversation is computed again when it goes on, on models with recurrent layers or others.
+"""Measures how much of a conversation is computed again in its next turn, on models with recurrent layers or others.
 
     python bench/resume.py [--model FILE | --shape qwen3.5-0.8b] [--turns 20] [--conversations 8] [--restart]
     python bench/resume.py --shape qwen3.5-0.8b --type q4_k_m --beginning-tokens 8192 --peer-python PYTHON
 
 A real `mlxr serve` gets conversations over one long beginning (instructions and tools), turn by turn and in turns. As
 agents do, a turn keeps the messages before it and adds one; every second turn drops the message that was answered last
-(a result of a tool), but not its answer. What could have been kept is what a prompt has in common with the prompt and
-answer of the turn before. The tokens are random, and messages end with the token that ends an answer. The last prompt
-of two conversations is also computed anew, for its time. Exit code 1 when more than 5 % of what could have been kept is
-computed again. With an interpreter that has llama_cpp, `Llama` of llama-cpp-python has the first turns of the same
-conversations, with its own answers, for comparison.
+(a result of a tool), but not its answer. The tokens that could be kept are the common beginning of a prompt and of the
+prompt and answer of the turn before. The tokens are random, and messages end with the token that ends an answer. The
+last prompt of two conversations is also computed anew, for its time. Exit code 1 if more than 5 % of the tokens that
+could be kept are computed again. With an interpreter that has llama_cpp, `Llama` of llama-cpp-python runs the first
+turns of the same conversations, with its own answers, for comparison.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Conversation:
         self._known: list[int] = []
 
     def ask(self) -> tuple[list[int], int]:
-        """The next prompt, and how many of its tokens the turn before has left to be kept."""
+        """Return the next prompt, and the number of its tokens that could be kept from the turn before."""
         self._messages.append([*self._chance.choices(MADE_UP_IDS, k=self._message_tokens), self._end_id])
         prompt = [*self._beginning, *(token_id for message in self._messages for token_id in message)]
         equal = takewhile(lambda pair: pair[0] == pair[1], zip(prompt, self._known, strict=False))
@@ -79,7 +79,7 @@ class Conversation:
 
 
 async def complete(server: ServerProcess, prompt: list[int], tokens: int, *, cached: bool = True) -> dict[str, Any]:
-    """The reply to a prompt of token ids, in the words of llama.cpp's server."""
+    """Return the reply to a prompt of token ids, in the format of llama.cpp's server."""
     connection = Connection("127.0.0.1", server.port)
     body = {"prompt": prompt, "n_predict": tokens, "temperature": 0.0, "ignore_eos": True, "return_tokens": True}
     reply, _ = await connection.post("/completion", {**body, "cache_prompt": cached})
@@ -88,14 +88,14 @@ async def complete(server: ServerProcess, prompt: list[int], tokens: int, *, cac
 
 
 def answer_own(server: ServerProcess, prompt: list[int], tokens: int) -> dict[str, Any]:
-    """What the server answers, in the words of `take_turn`."""
+    """Return the server's answer, in the format of `take_turn`."""
     reply = asyncio.run(complete(server, prompt, tokens))
     timings = reply["timings"]
     return {"tokens": reply["tokens"], "cached_tokens": timings["cache_n"], "first_ms": timings["prompt_ms"]}
 
 
 def take_turn(answer: Answer, talk: Conversation, turn: int, answer_tokens: int) -> dict[str, Any]:
-    """One prompt and its answer."""
+    """Take one turn: a prompt and its answer; returns its figures."""
     prompt, kept_tokens = talk.ask()
     reply = answer(prompt, answer_tokens)
     talk.hear(reply["tokens"], turn)
@@ -110,7 +110,7 @@ def take_turn(answer: Answer, talk: Conversation, turn: int, answer_tokens: int)
 
 
 def read_cache(server: ServerProcess) -> dict[str, float]:
-    """Bytes of what the cache and the store keep, and the number of snapshots; of a server that has nothing to do."""
+    """The bytes in the cache and the store, and the number of snapshots, of an idle server."""
     values = {}
     for line in server.read("/metrics").splitlines():
         name, _, value = line.rpartition(" ")
@@ -125,7 +125,7 @@ def read_cache(server: ServerProcess) -> dict[str, float]:
 
 
 def talk_all(given: argparse.Namespace, talks: list[Conversation], start: Callable[[], ServerProcess]) -> Any:
-    """All turns of all conversations, what is kept of them, and the time of some next prompts computed anew."""
+    """Run all turns of all conversations; returns their figures, the cache's, and times of prompts computed anew."""
     rows, server = [], start()
     try:
         for turn in range(given.turns):
@@ -145,7 +145,7 @@ def talk_all(given: argparse.Namespace, talks: list[Conversation], start: Callab
 
 
 def talk_to_peer(given: argparse.Namespace, model: Path, folder: Path, talks: list[Conversation]) -> Any:
-    """The first turns of all conversations with llama.cpp."""
+    """Run the first turns of all conversations with llama.cpp."""
     context_tokens = given.beginning_tokens + given.peer_turns * (given.message_tokens + given.answer_tokens + 2) + 64
     with Child("llama.cpp", given.peer_python.absolute(), "comparison.talk", folder / "peer.log") as child:
         threads = os.cpu_count() or 1
@@ -164,7 +164,7 @@ def talk_to_peer(given: argparse.Namespace, model: Path, folder: Path, talks: li
 
 
 def sum_up(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What was computed again of what could have been kept, from the second turn on, and times to the first token."""
+    """Sum up the tokens computed again that could be kept, from the second turn on, and times to the first token."""
     later = [row for row in rows if row["turn"]]
     kept, again, tokens = (
         sum(row[part] for row in later) for part in ("could_be_kept_tokens", "again_tokens", "prompt_tokens")
@@ -180,7 +180,7 @@ def sum_up(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def report(figures: dict[str, Any], file: Path | None) -> None:
-    """Print the figures, those of single turns left out, and write all of them to a file."""
+    """Print the figures without those of single turns, and write all of them to a file."""
     if file is not None:
         file.write_text(json.dumps(figures, indent=2) + "\n")
     peer = {part: value for part, value in figures.get("peer", {}).items() if part != "turns"}
@@ -188,7 +188,7 @@ def report(figures: dict[str, Any], file: Path | None) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a GGUF file instead of a made-up one")
     parser.add_argument("--shape", choices=CHOICES, default="small", help="of the made-up model")
@@ -206,7 +206,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Exit code 1 when too much is computed again."""
+    """Run the conversations; returns exit code 1 if too much is computed again."""
     given = parse_arguments()
     with tempfile.TemporaryDirectory(prefix="mlxr-resume-") as name:
         folder = Path(name)

@@ -1,18 +1,18 @@
-"""Our server and llama.cpp's servers on the same files, in turns: overhead of a request, and many chats at once.
+"""Measures our server and llama.cpp's on the same files, in turns: overhead of a request, and many chats at once.
 
     python bench/server_compare.py --llama-server PATH                               # both cases
     python bench/server_compare.py --only chats --clients 16 --llama-server PATH --peer-python PYTHON
 
-`overhead`: /v1/completions with max_tokens 1 on the demo model from 16 clients, each as soon as its last answer is
-there; requests per second, and the time until the answer begins. `chats`: 1, 4, 16 and 64 clients begin a streamed chat
-at the same moment, on TinyLlama's shape in Q4_K_M (random weights, made when missing) or on --model; tokens per second
-of all together, and the time until the first text. No prompt comes twice. A round is one turn of each server; the
-ratios are taken round by round, and their median counts.
+`overhead`: /v1/completions with max_tokens 1 on the demo model from 16 clients, each of which asks again as soon as its
+answer is there; requests per second, and the time until the answer begins. `chats`: 1, 4, 16 and 64 clients begin a
+streamed chat at the same moment, on TinyLlama's shape in Q4_K_M (random weights, made if missing) or on --model; tokens
+per second of all together, and the time until the first text. No prompt comes twice. A round is one turn of each
+server; the ratios are taken round by round, and their median counts.
 
 Our server runs with its defaults. `llama-server` runs with its defaults and 16 slots, flash attention and 1,024 tokens
 of context for each slot. `llama_cpp.server`, the single-file server of the Python binding, answers one request at a
-time; it runs with all threads and does not give up one request for the next, which its defaults do. Without a peer,
-ours is measured alone.
+time; it runs with all threads and, unlike its defaults, does not abort a request for the next one. Without a peer, ours
+is measured alone.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{% if message.role == 'user' %}[INST] {{ message.content }} [/INST]"
     "{% else %}{{ message.content }}{{ eos_token }}{% endif %}{% endfor %}"
 )
-# The least that our rate may be of a peer's. A request of one token costs our Python some 3 ms of a core, twice what it
-# costs llama-server in C++.
+# Our rate must be at least this multiple of a peer's. A request of one token costs our Python some 3 ms of a core,
+# twice as much as llama-server in C++.
 BOUNDS = {
     "overhead": {"llama_cpp.server": 1.5, "llama-server": 0.4},
     "chats": {"llama_cpp.server": 1.0, "llama-server": 1.0},
@@ -72,7 +72,7 @@ def summarise(count: float, seconds: float, first_s: list[float]) -> Round:
 
 
 async def ask_one_token(server: ServerProcess, seconds: float) -> Round:
-    """As many answers of one token as 16 clients get in so many seconds."""
+    """Let 16 clients get answers of one token for so many seconds."""
     first_s: list[float] = []
     turn = time.time_ns() % 10**9
     start_s = time.perf_counter()
@@ -93,7 +93,7 @@ async def ask_one_token(server: ServerProcess, seconds: float) -> Round:
 
 
 async def chat_at_once(server: ServerProcess, clients: int, tokens: int) -> Round:
-    """So many chats of so many tokens each, begun together and streamed. No server has seen their prompts before."""
+    """Begin so many streamed chats of so many tokens each together. Their prompts are new to every server."""
     turn = time.time_ns() % 10**9
     first_s: list[float] = []
     counts: list[int] = []

@@ -1,11 +1,11 @@
-"""The server under load: hundreds of streaming clients, a quarter of which leave at random moments.
+"""Puts the server under load: hundreds of streaming clients, a quarter of which leave at random moments.
 
     python bench/server_load.py                                    # 256 clients for 2 minutes, the demo model
     python bench/server_load.py --clients 64 --seconds 20 --json FILE
 
 Every answer is compared with that of the same request alone: text, tokens and their number, so none may be lost or come
 twice. From the server's own metrics: memory after the warm-up against memory at the end, lag of its event loop, and
-pages, which must all be back. Ends with exit code 1 when a bound is missed.
+pages, which must all be free again. Ends with exit code 1 if a bound is missed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from http_client import Connection
 from server_process import ServerProcess, start_own
 
 REQUESTS = 24
-WARM_SHARE = 0.25  # of the time, until memory counts as warm
+WARM_SHARE = 0.25  # of the time; then memory counts as warm
 MAX_GROWTH_BYTES = 24 * 2**20
 MAX_LAG_S = 0.05
 LAG_SHARE = 0.99
@@ -37,7 +37,7 @@ Numbers = dict[str, float]
 
 @dataclass
 class Tally:
-    """What came of the load."""
+    """The results of the load."""
 
     answers: int = 0
     left: int = 0
@@ -66,7 +66,7 @@ def make_body(number: int) -> dict[str, Any]:
 
 
 async def ask(connection: Connection, number: int, leave_after: int | None, tally: Tally) -> Answer | None:
-    """One answer, None when the client left after so many events."""
+    """Return one answer, None if the client left after so many events."""
     texts: list[str] = []
     tokens: list[str] = []
     counted = events = 0
@@ -91,7 +91,7 @@ async def ask(connection: Connection, number: int, leave_after: int | None, tall
 
 
 async def live(client: int, server: ServerProcess, alone: list[Answer], end_s: float, tally: Tally) -> None:
-    """One client: request after request until the time is over; every fourth leaves early, each time another way."""
+    """Be one client: request after request until the time is over; every fourth leaves early, in different ways."""
     draw = random.Random(client)
     connection = Connection("127.0.0.1", server.port)
     while time.monotonic() < end_s:
@@ -114,7 +114,7 @@ async def live(client: int, server: ServerProcess, alone: list[Answer], end_s: f
 
 
 def read_numbers(server: ServerProcess) -> Numbers:
-    """The samples of /metrics, by name and labels as they are written."""
+    """The samples of /metrics, by name and labels in their written form."""
     rows = (line.rsplit(" ", 1) for line in server.read("/metrics").splitlines() if not line.startswith("#"))
     return {name: float(value) for name, value in rows}
 
@@ -128,7 +128,7 @@ async def watch(server: ServerProcess, samples: list[tuple[float, Numbers]], sta
 
 
 async def load(server: ServerProcess, clients: int, seconds: float) -> tuple[Tally, list[tuple[float, Numbers]]]:
-    """The requests alone, then all clients."""
+    """Run the requests alone, then all clients."""
     tally, samples = Tally(), []  # type: ignore[var-annotated]
     connection = Connection("127.0.0.1", server.port)
     alone: list[Answer] = []
@@ -143,7 +143,7 @@ async def load(server: ServerProcess, clients: int, seconds: float) -> tuple[Tal
     await asyncio.gather(*(live(client, server, alone, start_s + seconds, tally) for client in range(clients)))
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
-    for _ in range(100):  # the last ones to leave are noticed a moment later
+    for _ in range(100):  # the server notices the last ones to leave a moment later
         await asyncio.sleep(0.1)
         numbers = await asyncio.to_thread(read_numbers, server)
         if numbers["mlxr_requests_in_flight"] == 1:
@@ -153,7 +153,7 @@ async def load(server: ServerProcess, clients: int, seconds: float) -> tuple[Tal
 
 
 def judge(tally: Tally, samples: list[tuple[float, Numbers]], seconds: float) -> tuple[dict[str, Any], list[str]]:
-    """The figures, and which bounds were missed."""
+    """Return the figures, and the bounds that were missed."""
     warm = next(numbers for at_s, numbers in samples if at_s >= WARM_SHARE * seconds)
     first, last = samples[0][1], samples[-1][1]
     resident = "mlxr_process_resident_bytes"

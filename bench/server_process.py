@@ -50,13 +50,13 @@ class ServerProcess:
         return self._process.pid
 
     def read(self, path: str) -> str:
-        """What a GET answers."""
+        """Return the body of the answer to a GET."""
         with urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30) as response:
             text: str = response.read().decode()
         return text
 
     def read_processor_s(self) -> float:
-        """Processor time that all threads of the process have used, in seconds; Linux only."""
+        """The processor time of all threads of the process, in seconds; Linux only."""
         tasks = Path(f"/proc/{self._process.pid}/task").glob("*/schedstat")
         return sum(int(path.read_text().split()[0]) for path in tasks) / 1e9
 
@@ -89,7 +89,7 @@ class ServerProcess:
 def start_own(
     folder: Path, model: str, *flags: str, open_files: int | None = None, ready_s: float = READY_S
 ) -> ServerProcess:
-    """`mlxr serve` with a registry in `folder`; it may have no more than `open_files`."""
+    """Start `mlxr serve` with a registry in `folder` and at most `open_files` descriptors."""
     command = [
         sys.executable,
         "-m",
@@ -109,7 +109,7 @@ def start_own(
 
 
 def start_peer(folder: Path, python: Path, model: Path, threads: int, *flags: str) -> ServerProcess:
-    """llama_cpp.server, told not to give up a request when the next one comes, and to use all threads."""
+    """Start llama_cpp.server with all threads, and such that a new request does not abort the one before."""
     command = [str(python), "-m", "llama_cpp.server", "--model", str(model), "--host", "127.0.0.1", "--port", "PORT"]
     best = ["--interrupt_requests", "false", "--logits_all", "false", "--verbose", "false"]
     own = ["--n_threads", str(threads), "--n_threads_batch", str(threads)]
@@ -119,7 +119,7 @@ def start_peer(folder: Path, python: Path, model: Path, threads: int, *flags: st
 def start_llama_server(folder: Path, binary: Path, model: Path, *flags: str) -> ServerProcess:
     """llama.cpp's own server with 16 slots and flash attention, and a context that gives each slot 1,024 tokens.
 
-    Without a context of its own the model's is divided among the slots, which would leave 128 of TinyLlama's 2,048.
+    By default the model's context is divided among the slots, which would leave 128 of TinyLlama's 2,048 tokens.
     """
     command = [str(binary), "--model", str(model), "--host", "127.0.0.1", "--port", "PORT"]
     slots = ["-np", "16", "-fa", "on", "-c", str(16 * 1024)]

@@ -3,10 +3,10 @@
     python bench/serving.py --case llama-8b-bf16 --case llama-8b-q4_k_m --vllm-site FOLDER --json FILE
     python bench/serving.py --case tiny-bf16 --device mlx-cpu --load 4x30+8 --seconds 2      # ours alone, without a GPU
 
-Weights are random: ours lie in a GGUF file that is made when missing, vLLM makes its own (AWQ beside Q4_K_M). Prompts
-are random token ids, none of which comes twice, so no prefix is found again; answers are greedy, streamed as text and
-have exactly as many tokens as were asked for. Both servers run with their defaults, but vLLM's without FlashInfer's
-sampler, and no other is alive meanwhile.
+Weights are random: ours lie in a GGUF file that is made if missing, vLLM makes its own (AWQ beside Q4_K_M). Prompts are
+random token ids, none of which comes twice, so no prefix is found again; answers are greedy, streamed as text and have
+exactly as many tokens as were asked for. Both servers run with their defaults, except vLLM's without FlashInfer's
+sampler, and only one runs at a time.
 
 `closed` loads: CLIENTSxPROMPT+ANSWER, all clients at once, each with its next request as soon as its last answer is
 there; output tokens (of answers of one token: prompt tokens) in a second. The `open` load has the lengths of the first
@@ -42,7 +42,7 @@ from synthetic import SHAPES, Shape, write_model
 
 DEFAULT_LOADS = ("64x500+200", "128x1000+100", "64x500+1", "1x2048+1")
 START_S = 300.0
-ANSWER_S = 120.0  # for one request, after which a load is given up
+ANSWER_S = 120.0  # for one request; then a load is given up
 IDLE_MIB = 2048
 MODEL_NAME = "served"
 Row = dict[str, Any]
@@ -50,7 +50,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Load:
-    """So many clients at once with prompts and answers of so many tokens."""
+    """A load: the number of clients at once, and the tokens of their prompts and answers."""
 
     clients: int
     prompt: int
@@ -58,7 +58,7 @@ class Load:
 
     @staticmethod
     def parse(text: str) -> Load:
-        """As written on the command line. ValueError when it is not."""
+        """Read a load in the form of the command line. Raises ValueError if it is none."""
         clients, _, rest = text.partition("x")
         prompt, _, answer = rest.partition("+")
         return Load(int(clients), int(prompt), int(answer))
@@ -71,7 +71,7 @@ class Load:
 
 @dataclass
 class Heard:
-    """What came of requests: seconds until the first piece of text and between two, and whether all was counted."""
+    """The results of requests: seconds until the first piece of text and between two, tokens, and faults."""
 
     first_s: list[float] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)
@@ -91,8 +91,8 @@ class Asker:
         return Connection("127.0.0.1", self._port)
 
     async def ask(self, connection: Connection, load: Load, heard: Heard) -> None:
-        """One request from its first byte to its last."""
-        body = {  # each server has one model, which answers without a name
+        """Make one request from its first byte to its last."""
+        body = {  # each server has one model, so no name is needed
             "prompt": self._random.choices(range(256, max(257, self._vocab_size - 256)), k=load.prompt),
             "max_tokens": load.answer,
             "temperature": 0.0,
@@ -110,13 +110,13 @@ class Asker:
         if usage.get("completion_tokens") != load.answer:
             heard.wrong.append(f"{usage.get('completion_tokens')} of {load.answer} tokens: {last[:200]!r}")
             return
-        times.pop()  # it counts, and says nothing
+        times.pop()  # the last event has counts and no text
         heard.tokens += load.answer
         heard.first_s.append(times[0] - start_s)
         heard.gaps_s += [b - a for a, b in itertools.pairwise(times)]
 
     async def try_to_ask(self, connection: Connection, load: Load, heard: Heard) -> None:
-        """As `ask`; what goes wrong is written down."""
+        """`ask`, but errors are noted in `heard`."""
         try:
             await asyncio.wait_for(self.ask(connection, load, heard), ANSWER_S)
         except (Refused, OSError, TimeoutError, ValueError, asyncio.IncompleteReadError) as error:
@@ -125,7 +125,7 @@ class Asker:
 
 
 async def run_closed(asker: Asker, load: Load, requests: int) -> tuple[Heard, float]:
-    """All clients with so many requests each, one after the other; also the seconds that all took."""
+    """Let all clients make so many requests each, one after the other; returns the results and the seconds."""
     heard = Heard()
     connections = [asker.connect() for _ in range(load.clients)]
     start_s = time.perf_counter()
@@ -140,7 +140,7 @@ async def run_closed(asker: Asker, load: Load, requests: int) -> tuple[Heard, fl
 
 
 async def run_open(asker: Asker, load: Load, rate: float, seconds: float, seed: int) -> tuple[Heard, float]:
-    """Requests that come at random, `rate` in a second, each on a connection of its own; waits for all of them."""
+    """Make random requests, `rate` in a second, each on a connection of its own, and wait for all of them."""
     heard, generator = Heard(), random.Random(seed)
     waiting: set[asyncio.Task[None]] = set()
     start_s = due_s = time.perf_counter()
@@ -158,7 +158,7 @@ async def run_open(asker: Asker, load: Load, rate: float, seconds: float, seed: 
 
 
 def find_share(values: list[float], share: float) -> float:
-    """The value that so large a share of all does not exceed."""
+    """The value that a `share` of all values does not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
@@ -179,7 +179,7 @@ def sum_up(heard: Heard, took_s: float, load: Load) -> Row:
 
 
 def run_loads(server: ServerProcess, shape: Shape, given: argparse.Namespace, rate: float | None) -> Row:
-    """All loads on one server. Without a rate the open load follows the server's own pace."""
+    """Run all loads on one server. Without a rate the open load follows the server's own pace."""
     asker = Asker(server, shape.vocab_size, seed=time.time_ns() % 10**9)
     row: Row = {"closed": {}, "wrong": []}
     for load in given.load:
@@ -207,7 +207,7 @@ def run_loads(server: ServerProcess, shape: Shape, given: argparse.Namespace, ra
 
 
 def make_file(folder: Path, name: str, type_name: str) -> Path:
-    """Our model's file; MlxrError when the disk has no room for it."""
+    """Make our model's file; raises MlxrError if the disk has no room for it."""
     path = folder / f"{name}-{type_name}.gguf"
     if not path.exists():
         scratch = path.with_suffix(".part")
@@ -217,7 +217,7 @@ def make_file(folder: Path, name: str, type_name: str) -> Path:
 
 
 def start_vllm(folder: Path, model: Path, given: argparse.Namespace) -> ServerProcess:
-    """vLLM's server with its defaults on a folder without weights."""
+    """Start vLLM's server with its defaults on a folder without weights."""
     command = [given.vllm_python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--served-model-name", MODEL_NAME, "--load-format", "dummy", "--host", "127.0.0.1", "--port", "PORT"]
     environment = {
@@ -232,7 +232,7 @@ def start_vllm(folder: Path, model: Path, given: argparse.Namespace) -> ServerPr
 
 
 def measure(case: str, given: argparse.Namespace, folder: Path) -> list[Row]:
-    """vLLM's turn and ours, in this order, as the open load follows vLLM's pace."""
+    """Measure vLLM, then ours, in this order, as the open load follows vLLM's pace."""
     name = next((name for name in NAMES if case.startswith(name + "-")), None)
     if name is None:
         raise MlxrError(f"{case!r} is no SHAPE-TYPE of {', '.join(NAMES)}")
@@ -259,14 +259,14 @@ def measure(case: str, given: argparse.Namespace, folder: Path) -> list[Row]:
 def take_turn(
     engine: str, case: str, start: Any, shape: Shape, given: argparse.Namespace, rate: float | None, wait: Any = None
 ) -> Row:
-    """A server from its start to its end; what fails is told in the row."""
+    """Run a server from its start to its end; the row reports a failure."""
     row: Row = {"model": case, "engine": engine}
     begun_s = time.monotonic()
     try:
         with start() as server:
             print(f"{engine} {case}: ready after {time.monotonic() - begun_s:.0f} s", flush=True)
             if wait is not None:
-                wait()  # our file is written beside the start, and not beside what is measured
+                wait()  # our file may be written during the start, but not during the measurement
             row |= run_loads(server, shape, given, rate)
     except (MlxrError, OSError, IndexError) as error:
         row["failed"] = f"{type(error).__name__}: {error}"
@@ -276,7 +276,7 @@ def take_turn(
 
 
 def wait_for_memory() -> None:
-    """Until the GPU is empty again, where there is one to ask: a server's processes may outlive the first of them."""
+    """Wait until the GPU, if any, is empty again: a server's processes may outlive the first of them."""
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     for _ in range(40):
         try:

@@ -1,4 +1,4 @@
-"""Write a GGUF model of a known shape with random weights: something to measure that nobody has to download.
+"""Write a GGUF model of a known shape with random weights, to measure without a download.
 
     python bench/synthetic.py --shape tinyllama-1.1b --type q4_k_m --out FILE
 
@@ -44,7 +44,7 @@ Metadata = dict[str, object]
 
 @dataclass(frozen=True)
 class Shape:
-    """A model's measures and the kind of its vocabulary."""
+    """A model's sizes and the kind of its vocabulary."""
 
     layers: int
     hidden: int
@@ -55,11 +55,11 @@ class Shape:
     context_length: int
     vocabulary: Callable[[int], Metadata]
     rope_theta: float = 10000.0
-    changes: Mapping[str, Any] = field(default_factory=dict)  # of the `config.json` of a llama
+    changes: Mapping[str, Any] = field(default_factory=dict)  # to the `config.json` of a llama
 
     @property
     def head_dim(self) -> int:
-        """Numbers of a head."""
+        """The size of a head."""
         attention = self.to_config().attention
         assert attention is not None, "all of these models attend"
         return attention.head_dim
@@ -70,11 +70,11 @@ class Shape:
         return next((layer.experts for layer in self.to_config().layers if layer.experts is not None), None)
 
     def to_config(self) -> Model:
-        """The same as the configuration of a model."""
+        """The shape as a model's configuration."""
         return model_from_gguf(self.state(), {})
 
     def to_folder(self) -> dict[str, Any]:
-        """The same as a `config.json`, of a llama if nothing else is said."""
+        """The shape as a `config.json`, by default of a llama."""
         llama: dict[str, Any] = {
             "model_type": "llama",
             "num_hidden_layers": self.layers,
@@ -90,19 +90,19 @@ class Shape:
         return llama | dict(self.changes)
 
     def state(self) -> Metadata:
-        """The same as GGUF's metadata."""
+        """The shape as GGUF's metadata."""
         stated = read_folder(self.to_folder()).values
         return stated | {f"{stated['general.architecture']}.context_length": self.context_length}
 
     def list_tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Names as GGUF spells them, and shapes (rows, columns)."""
+        """The tensors' names in GGUF's spelling, and shapes (rows, columns)."""
         config = self.to_config()
         yield from ((gguf_name(name, config), shape) for name, shape in expected_tensors(config).items())
 
     def plan_tensors(self, recipe_name: str) -> Iterator[tuple[str, str, tuple[int, ...], float]]:
         """Name, type by the recipe, shape, and the factor on the tensor's weights.
 
-        What is added to the residual stream is scaled down, so that it grows by a constant over all layers.
+        Weights that add to the residual stream are scaled down, so that it grows by a constant over all layers.
         """
         for name, dimensions in self.list_tensors():
             type_name = tensor_type(
@@ -158,7 +158,7 @@ def make_spm_vocabulary(vocab_size: int) -> Metadata:
 
 
 def make_bpe_vocabulary(vocab_size: int) -> Metadata:
-    """A byte-level BPE vocabulary as Llama 3 has it: 256 bytes, merged words, and special tokens at the end."""
+    """A byte-level BPE vocabulary like Llama 3's: 256 bytes, merged words, and special tokens at the end."""
     special_count = 256 if vocab_size > 100_000 else len(LLAMA3_SPECIALS)
     reserved = (f"<|reserved_special_token_{number}|>" for number in range(special_count - len(LLAMA3_SPECIALS)))
     specials = [*LLAMA3_SPECIALS, *reserved]
@@ -180,14 +180,14 @@ def make_bpe_vocabulary(vocab_size: int) -> Metadata:
 
 
 def spell_bytes() -> list[str]:
-    """The 256 bytes as byte-level BPE spells them (GPT-2's table): printable ones as they are, others from U+0100."""
+    """The 256 bytes in byte-level BPE's spelling (GPT-2's table): printable ones unchanged, others from U+0100 on."""
     plain = {*range(ord("!"), ord("~") + 1), *range(ord("\u00a1"), ord("\u00ac") + 1), *range(ord("\u00ae"), 256)}
     others = itertools.count(256)
     return [chr(byte if byte in plain else next(others)) for byte in range(256)]
 
 
 def make_experts(experts: int, used: int, features: int, head_dim: int) -> dict[str, Any]:
-    """What a model of Qwen 3's kind with experts is besides a llama."""
+    """The changes to a llama's configuration for a model of Qwen 3's kind with experts."""
     return {
         "model_type": "qwen3_moe",
         "head_dim": head_dim,
@@ -199,7 +199,7 @@ def make_experts(experts: int, used: int, features: int, head_dim: int) -> dict[
 
 
 def make_gpt_oss(experts: int, used: int, features: int, head_dim: int, window: int) -> dict[str, Any]:
-    """What a model of gpt-oss's kind is besides a llama: every other layer has a window, heads have sinks."""
+    """The changes to a llama's configuration for gpt-oss's kind: every other layer has a window, heads have sinks."""
     return {
         "model_type": "gpt_oss",
         "head_dim": head_dim,
@@ -218,7 +218,7 @@ def make_gpt_oss(experts: int, used: int, features: int, head_dim: int, window: 
 
 
 def make_qwen35(value_heads: int, experts: int = 0, used: int = 0, features: int = 0) -> dict[str, Any]:
-    """What a model of Qwen 3.5's kind is besides a llama: of four layers three have a gated delta net."""
+    """The changes to a llama's configuration for Qwen 3.5's kind: three of four layers have a gated delta net."""
     mixture = {
         "num_experts": experts,
         "num_experts_per_tok": used,
@@ -319,12 +319,12 @@ class Pools:
         self._pools: dict[tuple[str, int, float], Bytes] = {}
 
     def draw_chunks(self, name: str, type_name: str, shape: tuple[int, ...], gain: float) -> Iterator[Bytes]:
-        """The raw blocks of a tensor, in pieces. Vectors are all ones, as norms begin, or minus ones; biases zeros."""
+        """Yield a tensor's raw blocks in pieces. Vectors are ones, like fresh norms, or minus ones; biases zeros."""
         if len(shape) == 1:
             if name.endswith(".bias"):
                 yield np.zeros(shape, np.float32).view(np.uint8)
                 return
-            if name.endswith("ssm_a"):  # a state decays
+            if name.endswith("ssm_a"):  # negative, so that the state decays
                 yield np.full(shape, -1, np.float32).view(np.uint8)
                 return
             yield np.ones(shape, np.float32).view(np.uint8)
@@ -338,7 +338,7 @@ class Pools:
             yield pool[generator.integers(0, len(pool), min(step, blocks - start))].reshape(-1)
 
     def get_pool(self, type_name: str, columns: int, gain: float) -> Bytes:
-        """Blocks (n, bytes) of weights for rows of `columns`, with each `columns` and `gain` of its own."""
+        """Blocks (n, bytes) of weights for rows of `columns`; each `columns` and `gain` has a pool of its own."""
         key = (type_name, columns, gain)
         if key not in self._pools:
             generator = np.random.default_rng([self._seed, columns])
@@ -350,12 +350,12 @@ class Pools:
 
 
 def _count_drawn_values(type_name: str) -> int:
-    """Values drawn from a pool at a time: small blocks go several together, which is as random and far quicker."""
+    """The number of values drawn from a pool at a time: several small blocks together, which is far quicker."""
     return max(by_name(type_name).block_size, 256)
 
 
 def write_model(out: Path, shape: Shape, recipe_name: str, seed: int, progress: Callable[[int, int], None]) -> int:
-    """Write the file; its size in bytes."""
+    """Write the file; returns its size in bytes."""
     pools = Pools(seed)
     tensors = []
     for name, type_name, dimensions, gain in shape.plan_tensors(recipe_name):
@@ -372,7 +372,7 @@ def write_model(out: Path, shape: Shape, recipe_name: str, seed: int, progress: 
 
 
 def show_progress(done: int, total: int) -> None:
-    """Percent on a terminal."""
+    """Show the percentage on a terminal."""
     if sys.stderr.isatty():
         print(f"\r{100 * done // total} %", end="\n" if done == total else "", file=sys.stderr)
 

@@ -1,15 +1,15 @@
-"""How long a picture takes to encode, in turns with llama.cpp's libmtmd: SigLIP-so400m and the tower of Qwen3-VL.
+"""Measures the time to encode a picture, in turns with llama.cpp's libmtmd: SigLIP-so400m and the tower of Qwen3-VL.
 
     MTMD_CPP_LIB=FOLDER python bench/towers.py [--threads 2] [--rounds 3] [--type f16] [--json FILE]   # idle machine
     python bench/towers.py --layers 2 --rounds 1 --case gemma3      # a quick look at whether it runs
     python bench/towers.py --device cuda --rounds 20                # a GPU: pictures a second, without libmtmd
 
 The towers have random weights and the sizes of the real ones: Gemma 3's at 896 x 896, Qwen3-VL's at 1,024 x 1,024
-pixels, which none of the two resizes. MTMD_CPP_LIB is the folder of libmtmd where llama-cpp-python was built without
-it. Each round encodes the picture once with each; rows are compared. Then an answer to a text grows alone, and while
-an engine encodes the picture for another one: the time between its tokens. Exit code 1 unless mlxr takes at most half
-the time of libmtmd, by the median, for both towers, and the 99th percentile grows by no more than MAX_DELAY_S. On a GPU
-rows are compared with those of the processor instead.
+pixels, so that neither resizes. MTMD_CPP_LIB is the folder of libmtmd if llama-cpp-python was built without it. Each
+round encodes the picture once with each; rows are compared. Then the time between the tokens of an answer is measured,
+alone and while the engine encodes the picture for another request. Exit code 1 unless mlxr takes at most half the time
+of libmtmd, by the median, for both towers, and the 99th percentile grows by no more than MAX_DELAY_S. On a GPU rows are
+compared with those of the processor instead.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ LEAST_GAIN, MAX_DELAY_S, ALONE_TOKENS, CONTEXT_TOKENS = 2.0, 0.25, 300, 8192
 
 @dataclass(frozen=True)
 class Sizes:
-    """A tower's; the sides of a picture and of a patch in pixels, and the layers whose outputs are added to the text's.
+    """A tower's sizes; sides of a picture and a patch are in pixels, some layers' outputs are added to the text's.
 
-    Those of Gemma's kind see pictures of one size, the others are Qwen's.
+    Towers of Gemma's kind see pictures of one size, the others are Qwen's.
     """
 
     side: int
@@ -69,11 +69,11 @@ CASES = {
     "gemma3": Sizes(896, 14, 1152, 4304, 27, 16, is_gemma=True),
     "qwen3vl": Sizes(1024, 16, 1152, 4304, 27, 16, taps=(8, 16, 24)),
 }
-QWEN35_SMALL = Sizes(1024, 16, 768, 3072, 12, 12)  # that of 0.8B
+QWEN35_SMALL = Sizes(1024, 16, 768, 3072, 12, 12)  # the tower of 0.8B
 
 
 def write_tower(path: Path, sizes: Sizes, columns: int, type_name: str) -> Path:
-    """A random tower, whose rows fit a text of so many `columns`."""
+    """Write a random tower, whose rows fit a text model of hidden size `columns`."""
     side, patch, hidden = sizes.side, sizes.patch, sizes.hidden
     random = np.random.RandomState(7)
     shapes: dict[str, tuple[int, ...]] = {
@@ -150,7 +150,7 @@ def _list_merger(first: str, second: str, joined: int, columns: int) -> Iterator
 
 
 def choose_sizes(case: str, layers: int | None) -> Sizes:
-    """Those of a case, with as many layers as are asked for; the tiny text takes as many of them as there are."""
+    """The sizes of a case, with as many layers as are asked for; the tiny text model takes as many as there are."""
     sizes, own = CASES[case], read_golden(case).config["vision_config"].get("deepstack_visual_indexes", ())
     layers = sizes.layers if layers is None else layers
     taps = tuple(at * layers // sizes.layers for at in sizes.taps[: len(own)])
@@ -158,7 +158,7 @@ def choose_sizes(case: str, layers: int | None) -> Sizes:
 
 
 def measure(folder: Path, case: str, given: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of each round, with libmtmd's on a processor, and how far rows are apart."""
+    """Measure the seconds of each round, with libmtmd's on a processor, and the difference of rows."""
     text = write_chat_folder(folder / case, case, CONTEXT_TOKENS)
     model_path, on_cpu = folder / f"{case}.gguf", given.device == "cpu"
     assert run_command(["convert", str(text), str(model_path), "--type", "f32"]) == 0
@@ -184,22 +184,22 @@ def measure(folder: Path, case: str, given: argparse.Namespace) -> dict[str, Any
 
 
 def _encode(tower: Tower, pixels: Any, together: int = 1) -> tuple[float, Any]:
-    """Seconds that so many pictures took at once, and their rows."""
+    """Encode so many pictures at once; returns the seconds and their rows."""
     start_s = time.perf_counter()
     rows = _finish(tower.encode(*[pixels] * together))
     return time.perf_counter() - start_s, rows
 
 
 def measure_beside(tower: Tower, pixels: Any, model: Path, mmproj: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of each round with both in turns, how many times as fast we are, and how far their rows are apart."""
+    """Measure the seconds of each round with both in turns, our speed-up, and the difference of their rows."""
     from llama_losses import open_llama
     from mtmd_rows import MARK, Eyes
 
     eyes = Eyes(mmproj, open_llama(model, 512, n_threads=given.threads), given.threads, rounds=True)
-    chunks = eyes.split(MARK, [pixels])  # the chunk is good as long as this is open
+    chunks = eyes.split(MARK, [pixels])  # the chunk is valid while this is open
     chunk = next(one for one in chunks if eyes.is_picture(one))
     seconds: dict[str, list[float]] = {"mlxr": [], "libmtmd": []}
-    for turn in range(given.rounds + 1):  # the first is not counted
+    for turn in range(given.rounds + 1):  # the first does not count
         ours_s, rows = _encode(tower, pixels)
         start_s = time.perf_counter()
         theirs = eyes.encode(chunk)
@@ -213,7 +213,7 @@ def measure_beside(tower: Tower, pixels: Any, model: Path, mmproj: Path, given: 
 
 
 def measure_others(model: Decoder, tower: Tower, picture: Picture) -> dict[str, Any]:
-    """Milliseconds between the tokens of an answer, alone and while a picture is encoded for another one."""
+    """Measure the milliseconds between the tokens of an answer, alone and while a picture is encoded for another."""
     turns, is_whole = model.config.turns_pictures, model.config.sees_whole_pictures
     encoder = Encoder(tower.encode, turns=turns, is_whole=is_whole)
     settings = ModelSettings(max_sequences=2, draft="off", context_tokens=CONTEXT_TOKENS)
@@ -246,7 +246,7 @@ def _finish(encoding: Any) -> Any:
 
 
 def main() -> int:
-    """Measure, print and tell whether the bounds hold."""
+    """Measure and print; returns exit code 1 unless the bounds hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda", "metal", "mlx-cpu"], default="cpu")
     parser.add_argument("--threads", type=int, default=2)

@@ -1,4 +1,4 @@
-"""Ask two questions about one text: the second finds the text in the cache and reads its own words only."""
+"""Ask two questions about one text: the second finds the text in the cache and computes only its own words."""
 
 from __future__ import annotations
 

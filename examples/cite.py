@@ -1,6 +1,6 @@
-"""Answer a question from text files and name the passages that the answer rests on: `python cite.py [FOLDER QUESTION]`.
+"""Answer a question from text files and name the passages behind the answer: `python cite.py [FOLDER QUESTION]`.
 
-Takes an embedding model and one that writes; here both are the model that ships with mlxr, which is small.
+Takes an embedding model and one that writes; here both are the small model that ships with mlxr.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mlxr import LLM, SamplingParams
 from mlxr.service.text_index import TextIndex
 
 EMBEDDER, WRITER = "demo", "demo"
-POOLING = "mean"  # as the files of this embedder state none; else leave it out
+POOLING = "mean"  # needed because this embedder's files set none; else leave it out
 NOTES = {
     "paths.md": "# os.path.join\n\nIt joins parts of a path with the separator of the system.",
     "json.md": "# json.dumps\n\nIt writes a Python object as JSON text.",

@@ -1,4 +1,4 @@
-"""Ask one question after the other; the model is shown all that was said before."""
+"""Ask one question after the other; the model gets the whole conversation each time."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from mlxr import LLM, SamplingParams
 passages = ["The library opens at nine.", "os.path.join joins the parts of a path.", "Bread is sold on Mondays."]
 question = "What does os.path.join do?"
 
-with LLM("demo") as llm:  # a model that was made for vectors finds more; this one has the form
+with LLM("demo") as llm:  # an embedding model finds more; this one shows the calls
     *vectors, asked = llm.embed([*passages, question])
     nearness = [sum(map(mul, vector, asked)) for vector in vectors]
     for score, passage in sorted(zip(nearness, passages, strict=True), reverse=True):

@@ -1,4 +1,4 @@
-"""Ask from several threads: their requests share the engine's batches, and each answer is the one it would be alone."""
+"""Ask from several threads: their requests share the engine's batches, and each answer is the same as alone."""
 
 from __future__ import annotations
 

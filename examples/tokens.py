@@ -1,4 +1,4 @@
-"""See what a model sees: the tokens of a text, and which it expected."""
+"""See a text as a model does: its tokens, and those that the model expected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Let a model call a function, over HTTP: start a server, ask, make the call, send back what came of it."""
+"""Let a model call a function, over HTTP: start a server, ask, make the call, send back its result."""
 
 from __future__ import annotations
 

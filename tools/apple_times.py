@@ -1,11 +1,11 @@
-"""Times on paper for Apple GPUs, on which nothing here has ever run: counts operations and bytes of a step of Llama 3.1
-8B in Q4_K_M, launch by launch as the kernels plan it, and divides them by what others measured of the chips.
+"""Estimated times on Apple GPUs, where nothing here has ever run: counts operations and bytes of a step of Llama 3.1
+8B in Q4_K_M, launch by launch as the kernels plan it, and divides them by rates that others measured on the chips.
 
     python tools/apple_times.py          # writes the tables of lab/gpu-figures.md
 
 A launch takes as long as its bytes or its arithmetic, whichever is longer, and a gap. Arithmetic is that of the matrix
-units plus that of everything else, as if these never overlapped. How much of a core's multiply-adds its matrix units
-reach is what nobody says: it is solved from speeds that llama.cpp published, counted in the same way.
+units plus that of everything else, as if these never overlapped. The share of a core's multiply-adds that its matrix
+units reach is not published: it is solved from speeds that llama.cpp published, counted in the same way.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ RUN = 32
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """What is known of a GPU; `teraflops` of f32, which makes its clock, and `neural` times as many of matrices."""
+    """The known figures of a GPU; `teraflops` of f32, which give its clock, and `neural` times as many for matrices."""
 
     name: str
     cores: int
     teraflops: float
     gigabytes_s: float
-    anchor: str  # from which speed the share of its matrix units is solved
+    anchor: str  # the published speed from which the share of its matrix units is solved
     neural: float = 1.0
 
     @property
     def lane_cycles_s(self) -> float:
-        """Cycles of all lanes together in a second."""
+        """The cycles of all lanes together in a second."""
         return self.teraflops * 1e12 / 2
 
 
@@ -52,27 +52,27 @@ CHIPS = (
 )
 # Prompts of 512 tokens of this very model by llama.cpp: normiebench, issues 3 and 40.
 ANCHORS = {"M4": (CHIPS[1], 224.8), "M1 Max": (Chip("M1 Max", 32, 10.4, 400, "M1 Max"), 500.0)}
-PEER_TOKENS, PEER_CYCLES = 32, 7.9  # of a tile of its kernel_mul_mm, and what its dequantize_q4_K takes for a weight
+PEER_TOKENS, PEER_CYCLES = 32, 7.9  # of a tile of its kernel_mul_mm, and of its dequantize_q4_K for a weight
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a launch, or several, take: bytes of memory, multiply-adds of matrix units, cycles of a lane."""
+    """The work of one launch or several: bytes of memory, multiply-adds of matrix units, cycles of a lane."""
 
     nbytes: float = 0.0
     squared: float = 0.0
     cycles: float = 0.0
 
     def time_s(self, chip: Chip, share: float) -> float:
-        """The longer of memory and arithmetic; `share` of a core's multiply-adds is what matrix units reach."""
+        """The longer of memory and arithmetic; matrix units reach `share` of a core's multiply-adds."""
         matrix_s = self.squared / (chip.lane_cycles_s * share)
         return max(self.nbytes / (chip.gigabytes_s * 1e9), matrix_s + self.cycles / chip.lane_cycles_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Unpacking:
-    """Operations for a run of 32 weights, counted in k_blocks.h and metal.h: slow ones and others of the words, which
-    every thread has for its own part, and of scales and offsets."""
+    """Operations for a run of 32 weights, counted in k_blocks.h and metal.h: slow and other ones for the words, of
+    which every thread has its own part, and for scales and offsets."""
 
     words: tuple[int, int]
     terms: tuple[int, int]
@@ -90,7 +90,7 @@ ADDRESSES = 16 / RUN
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A matrix of a model: how many rows and columns of which type."""
+    """A matrix of a model: its rows, columns and type."""
 
     type_name: str
     rows: int
@@ -98,7 +98,7 @@ class Weight:
 
     @property
     def count(self) -> int:
-        """Numbers in it."""
+        """The number of values."""
         return self.rows * self.columns
 
     @property
@@ -110,7 +110,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel by its name, and what it takes."""
+    """A kernel by its name, and its work."""
 
     kernel: str
     work: Work = field(default_factory=Work)
@@ -121,7 +121,7 @@ HIDDEN, INNER, HEADS, KEY_HEADS, HEAD_DIM, LAYERS, VOCABULARY = 4096, 14336, 32,
 
 def list_weights(layer: int) -> tuple[list[Weight], ...]:
     """The weights of a layer by launches: queries, keys and values; output; gate and up; down. Values and down have
-    more bits where llama.cpp's use_more_bits says so."""
+    more bits if llama.cpp's use_more_bits returns true."""
     eighth = LAYERS // 8
     more = layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2
     high, keys = "q6_k" if more else "q4_k", KEY_HEADS * HEAD_DIM
@@ -137,11 +137,11 @@ OUTPUT = Weight("q6_k", VOCABULARY, HIDDEN)
 
 
 def multiply(weights: list[Weight], tokens: int) -> Launch:
-    """A product as `linear` chooses it."""
+    """A product with the kernel that `linear` chooses."""
     nbytes, x_bytes = sum(weight.nbytes for weight in weights), 4.0 * tokens * weights[0].columns
     made_bytes = 4.0 * tokens * sum(weight.rows for weight in weights)
     if tokens < MIN_SQUARED:
-        # one row at a time needs the sums of x besides, for four rows of the weight together
+        # one row at a time also needs the sums of x, for four rows of the weight together
         each = sum(weight.count * (UNPACKING[weight.type_name].cycles + ADDRESSES + 0.4 + tokens) for weight in weights)
         return Launch("linear_rows", Work(nbytes + x_bytes + made_bytes, 0.0, each))
     plan = choose_squares(tokens)
@@ -154,7 +154,7 @@ def multiply(weights: list[Weight], tokens: int) -> Launch:
 
 
 def attend(tokens: int, positions: int, is_prompt: bool) -> Launch:
-    """Attention of one layer: of a prompt, or of `tokens` answers that have so many positions each."""
+    """Attention of one layer: of a prompt, or of `tokens` answers with `positions` positions each."""
     page_bytes = 2 * 2.0 * KEY_HEADS * HEAD_DIM * positions
     if not is_prompt:
         pairs = float(tokens) * positions * HEADS
@@ -165,7 +165,7 @@ def attend(tokens: int, positions: int, is_prompt: bool) -> Launch:
 
 
 def list_launches(tokens: int, positions: int = 0) -> list[Launch]:
-    """A step of so many answers with so many positions each, or, without positions, of a prompt and its last token."""
+    """A step of `tokens` answers with `positions` each, or, without positions, of a prompt and its last token."""
     launches = [Launch("linear_expand")]
     is_prompt, norm = not positions, [Launch("rms_norm", Work(12.0 * tokens * HIDDEN))]
     norms = norm if tokens >= MIN_SQUARED else []
@@ -179,7 +179,7 @@ def list_launches(tokens: int, positions: int = 0) -> list[Launch]:
 
 
 def list_expanded(tokens: int) -> list[Launch]:
-    """The products of a step as they were before: each weight expanded to bf16, then MLX's product."""
+    """The products of a step in an older way: each weight expanded to bf16, then MLX's product."""
     launches = []
     for weights in [*(group for layer in range(LAYERS) for group in list_weights(layer)), [OUTPUT]]:
         count, nbytes = sum(weight.count for weight in weights), sum(weight.nbytes for weight in weights)
@@ -191,14 +191,14 @@ def list_expanded(tokens: int) -> list[Launch]:
 
 
 def add_up(launches: Iterable[Launch]) -> Work:
-    """All that the launches take."""
+    """The work of all launches together."""
     works = [launch.work for launch in launches]
     return Work(*(sum(getattr(work, name) for work in works) for name in ("nbytes", "squared", "cycles")))
 
 
 def solve_share(anchor: str) -> float:
-    """The share of a core's multiply-adds that matrix units reach, from the speed of llama.cpp: from what is left of
-    its time when weights are unpacked for each tile."""
+    """The share of a core's multiply-adds that matrix units reach: from llama.cpp's time, less that for unpacking
+    weights for each tile."""
     chip, tokens_s = ANCHORS[anchor]
     tokens, count = 512, sum(weight.count for layer in range(LAYERS) for each in list_weights(layer) for weight in each)
     attention = add_up(attend(tokens, tokens, is_prompt=True) for _ in range(LAYERS))

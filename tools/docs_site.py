@@ -1,7 +1,7 @@
-"""What mkdocs adds to docs/: references made from the code, pages that stand elsewhere, and links to files of the tree.
+"""Hooks by which mkdocs extends docs/: references made from the code, pages from elsewhere, links to files of the tree.
 
-mkdocs calls the functions `on_*` (`hooks` in mkdocs.yml). Nothing that is made here is written into docs/, so the
-references cannot be older than the code.
+mkdocs calls the functions `on_*` (`hooks` in mkdocs.yml). The pages are not written into docs/, so the references
+cannot be older than the code.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-COPIED = ("ARCHITECTURE.md", "CHANGELOG.md")  # stand in the root, for those who open the tree
+COPIED = ("ARCHITECTURE.md", "CHANGELOG.md")  # lie in the root, for readers of the tree
 MEMORY_GB = (4, 8, 16, 24, 32, 48, 64, 96)
 GB = 10**9
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#:\s]*)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are made."""
+    """Add the generated pages."""
     from mkdocs.structure.files import File
 
     for path, write in PAGES.items():
@@ -45,7 +45,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, files: Files, **_: object) -> str:
-    """Make links to files that the site has not into their paths in the sources, and put the table of models in."""
+    """Turn links to files outside the site into their paths in the sources, and insert the table of models."""
     base = PurePosixPath(page.file.src_uri).parent
     own = COPIED if page.file.src_uri in COPIED else ()
 
@@ -63,7 +63,7 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_: object) -> st
         if name in PAGES:
             return f"[{text}]({os.path.relpath(name, base)}{anchor})"
         if not (ROOT / name).exists() and not (ROOT / "docs" / name).exists():
-            return match[0]  # mkdocs says that it leads nowhere
+            return match[0]  # mkdocs warns that it leads nowhere
         shown = name if (ROOT / name).exists() else f"docs/{name}"
         return f"`{shown}`" if text.strip("`") in (shown, name) else f"{text} (`{shown}`)"
 
@@ -71,7 +71,7 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_: object) -> st
 
 
 def write_models() -> str:
-    """For each size of memory, what fits: the largest models of the table, chat and code before others."""
+    """List for each size of memory the largest models of the table that fit, chat and code before others."""
     rows = ["| memory | largest that fit, with their files | quick ones |", "|---|---|---|"]
     models = [model for model in read_library() if not re.search("embed|rank|vector", model.about)]
     for memory in MEMORY_GB:
@@ -86,7 +86,7 @@ def write_models() -> str:
 def needed_bytes(model: LibraryModel) -> int:
     """Memory of a machine that runs a model with a short context beside a system that takes 2 GB.
 
-    The same share as `mlxr search` reckons with: a tenth of the weights, and 512 MiB.
+    The same share as in `mlxr search`: a tenth of the weights, and 512 MiB.
     """
     return model.size_bytes * 11 // 10 + (512 << 20) + 2 * GB
 
@@ -97,7 +97,7 @@ def show_models(models: list[LibraryModel]) -> str:
 
 
 def write_commands() -> str:
-    """The reference of commands, from what `mlxr COMMAND --help` is made of."""
+    """The reference of commands, from the texts of `mlxr COMMAND --help`."""
     lines = [
         "# Commands",
         "",
@@ -186,7 +186,7 @@ def describe_class(value: type[Any]) -> Iterator[str]:
 
 
 def show_signature(name: str, value: Callable[..., Any]) -> Iterator[str]:
-    """A call with all its parameters, one on each line where they are many."""
+    """A call with all its parameters, one on each line if there are many."""
     signature = inspect.signature(value)
     parts = [str(one) for one in signature.parameters.values() if one.name != "self"]
     keyword = [key for key, one in signature.parameters.items() if one.kind is inspect.Parameter.KEYWORD_ONLY]
@@ -200,7 +200,7 @@ def show_signature(name: str, value: Callable[..., Any]) -> Iterator[str]:
 
 
 def describe_docstring(text: str | None) -> Iterator[str]:
-    """A docstring as Markdown: what is indented is code there, too."""
+    """Return the lines of a docstring as Markdown; indented text is code in both."""
     yield from inspect.cleandoc(text or "").splitlines()
 
 
@@ -245,7 +245,7 @@ def write_http() -> str:
 
 
 def schema_name(content: Mapping[str, Any]) -> str:
-    """The name of the JSON schema of a body or a reply, "" where it has none."""
+    """The name of the JSON schema of a body or a reply, "" if it has none."""
     schema = content.get("content", {}).get("application/json", {}).get("schema", {})
     return str(schema.get("$ref", "")).rpartition("/")[2]
 
@@ -256,7 +256,7 @@ def link_schema(name: str) -> str:
 
 
 def show_type(schema: Mapping[str, Any]) -> str:
-    """What a field may hold, in a few words."""
+    """The type of a field, in a few words."""
     if "$ref" in schema:
         return f"`{schema['$ref'].rpartition('/')[2].rpartition('__')[2]}`"
     if "const" in schema or "enum" in schema:
@@ -289,7 +289,7 @@ def write_examples() -> str:
 
 
 def copy(name: str) -> Callable[[], str]:
-    """A page that stands in the root of the tree."""
+    """Return a maker of a page from the root of the tree."""
     return lambda: (ROOT / name).read_text(encoding="utf-8")
 
 

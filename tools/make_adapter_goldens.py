@@ -1,9 +1,9 @@
 """Write the golden logits of adapters: `PYTHON tools/make_adapter_goldens.py [CASE ...]`, with `peft` installed.
 
 Every case is an adapter of one of the tiny models of `make_goldens.py`, which `peft` makes, fills with random numbers,
-saves and runs. What it saved and the logits are stored (tests/models/adapter_goldens/CASE/), without the copies of the
-base's tables that it adds. Adapters with a pair of matrices for each expert, as it wrote them when experts were modules
-(PER_EXPERT), are written here, and `peft` reads and runs them.
+saves and runs. Its files and the logits are stored (tests/models/adapter_goldens/CASE/), without the copies of the
+base's tables that it adds. Adapters with a pair of matrices for each expert, the form of older versions whose experts
+were modules (PER_EXPERT), are written here, and `peft` reads and runs them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PROMPT_TOKENS = 16
 ADAPTERS = TESTS / "adapter_goldens"
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 LINEAR = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
-# Each case: the model, what the weights are stored as, and the fields of peft's configuration.
+# Each case: the model, the type of the stored weights, and the fields of peft's configuration.
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "rank-4": ("llama-gqa-64", "f32", {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}),
     "bf16": ("qwen2", "bf16", {"r": 4, "lora_alpha": 6, "target_modules": LINEAR}),
@@ -99,7 +99,7 @@ TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
 def load_model(config: dict[str, Any], seed: int) -> Any:
-    """The tiny model that both sides make of a seed."""
+    """The tiny model that both sides make from a seed."""
     hf_config = AutoConfig.for_model(**copy.deepcopy(as_transformers_config(config)))
     hf_config._attn_implementation = "eager"
     weights = {name: torch.from_numpy(value) for name, value in make_weights(config, seed).items()}
@@ -113,7 +113,7 @@ def load_model(config: dict[str, Any], seed: int) -> Any:
 
 
 def fill(model: Any, seed: int, kind: str) -> None:
-    """Random numbers in all matrices of the adapter, which a file of `kind` holds exactly."""
+    """Fill all matrices of the adapter with random numbers that a file of `kind` holds exactly."""
     chance = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if "lora_" in name:
@@ -124,11 +124,11 @@ def fill(model: Any, seed: int, kind: str) -> None:
 def write_per_expert(
     folder: Path, weights: dict[str, np.ndarray], kind: str, fields: dict[str, Any], seed: int
 ) -> None:
-    """The adapter that `peft` saved of a model whose experts are modules."""
+    """Write the adapter in the form in which `peft` saved it for a model whose experts are modules."""
     chance, tensors = torch.Generator().manual_seed(seed), {}
     for name, values in weights.items():
         module = name.removesuffix(".weight")
-        is_dense = ".mlp." in module and ".experts." not in module  # which `peft` leaves out beside experts
+        is_dense = ".mlp." in module and ".experts." not in module  # `peft` leaves these out beside experts
         if is_dense or module.rpartition(".")[2] not in fields["target_modules"]:
             continue
         for side, shape in (("A", (fields["r"], values.shape[1])), ("B", (values.shape[0], fields["r"]))):
@@ -143,7 +143,7 @@ def write_per_expert(
 def save_peft(model: Any, folder: Path, kind: str, seed: int) -> None:
     """Fill and save an adapter that `peft` made."""
     fill(model, seed, kind)
-    model.peft_config["default"].base_model_name_or_path = None  # a folder that is gone
+    model.peft_config["default"].base_model_name_or_path = None  # that folder no longer exists
     model.save_pretrained(folder)
     (folder / "README.md").unlink(missing_ok=True)
     config = json.loads((folder / "adapter_config.json").read_text())

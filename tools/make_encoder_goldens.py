@@ -127,7 +127,7 @@ T5 = {
     "n_positions": 64,
 }
 RANKS = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
-SAME = {"LlamaBidirectionalModel": {"model_type": "eurobert", "architectures": ["EuroBertModel"]}}  # what computes it
+SAME = {"LlamaBidirectionalModel": {"model_type": "eurobert", "architectures": ["EuroBertModel"]}}  # its model
 CASES: dict[str, dict[str, Any]] = {
     "bert": BERT | {"architectures": ["BertModel"]},
     "bert-ranks": BERT | RANKS | {"architectures": ["BertForSequenceClassification"]},
@@ -151,7 +151,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def make_model(case: str, config: dict[str, Any]) -> torch.nn.Module:
-    """The model: that of transformers, or one of `own_encoders`, whose folders bring their own code."""
+    """The model: that of transformers, or one of `OWN`, whose folders bring their own code."""
     if case in OWN:
         return OWN[case](config).eval().float()
     run = config | SAME.get(config["architectures"][0], {})

@@ -48,21 +48,21 @@ HEADS = ("qwen35", "qwen35moe", "glm4moe")  # cases with a layer that drafts
 
 
 def as_transformers_config(config: dict[str, Any]) -> dict[str, Any]:
-    """What `transformers` is given: fixed ntk scaling is its dynamic one at the length where both agree.
+    """The configuration for `transformers`: fixed ntk scaling becomes its dynamic one, at a length where both agree.
 
-    Of a Phi-3.5-MoE, whose prompt is longer than its original context, it is given the long factors twice, as its
-    release 5.24 does not tell them the length of the text and would take the short ones (modeling_phimoe.py).
+    For a Phi-3.5-MoE, whose prompt is longer than its original context, the short factors are replaced by the long
+    ones, as release 5.24 ignores the length of the text and would take the short ones (modeling_phimoe.py).
     """
     scaling = config.get("rope_scaling")
-    if config["model_type"] == "bailing_moe":  # whose layers and names Sarvam has
+    if config["model_type"] == "bailing_moe":  # Sarvam has its layers and names
         return config | {"model_type": "sarvam_moe", "norm_topk_prob": True}
     if config["model_type"] == "deepseek":
         return config | DEEPSEEK
-    if config["model_type"].startswith("qwen3_vl"):  # whose text is that of Qwen3, as all axes of a text agree
+    if config["model_type"].startswith("qwen3_vl"):  # its text model is Qwen3, as all axes of a text agree
         rope = {key: value for key, value in config["rope_parameters"].items() if "mrope" not in key}
         kind = config["model_type"].replace("_vl", "").removesuffix("_text")
         return config | {"model_type": kind, "rope_parameters": rope}
-    if "kv_lora_rank" in config:  # null in folders, where a missing one would be another
+    if "kv_lora_rank" in config:  # null in folders; a missing key would get another default
         return {"q_lora_rank": None, "num_nextn_predict_layers": 0} | config
     if config["model_type"] == "phimoe" and scaling is not None:
         assert scaling["original_max_position_embeddings"] < PROMPT_TOKENS
@@ -79,8 +79,8 @@ def as_transformers_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_qwen2_moe(weights: dict[str, torch.Tensor], config: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Weights of a first DeepSeek MoE as those of a Qwen2 MoE: a gate of 0 halves what the shared block gives, which is
-    twice as much, and biases are 0."""
+    """Turn weights of a first DeepSeek MoE into those of a Qwen2 MoE: a gate of 0 halves the output of the shared
+    block, which is doubled, and biases are 0."""
     made = {}
     for name, values in weights.items():
         twice = 2 if ".shared_experts.down_proj." in name else 1
@@ -94,11 +94,11 @@ def as_qwen2_moe(weights: dict[str, torch.Tensor], config: dict[str, Any]) -> di
 
 
 def load_folder(hf_config: Any, weights: dict[str, torch.Tensor]) -> tuple[Any, list[str], list[str]]:
-    """A model by way of a folder, as only its reader knows all names and how experts of one tensor each are stacked."""
+    """Load a model from a folder, as only that reader knows all names and stacks experts of one tensor each."""
     with tempfile.TemporaryDirectory() as folder:
         hf_config.save_pretrained(folder)
         save_file(weights, Path(folder) / "model.safetensors", metadata={"format": "pt"})
-        # which 5.24 knows no causal model of
+        # 5.24 has no causal model of it
         kind = OWN_CLASSES.get(hf_config.model_type, AutoModelForCausalLM)
         model, info = kind.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
@@ -108,11 +108,11 @@ def load_folder(hf_config: Any, weights: dict[str, torch.Tensor]) -> tuple[Any, 
 
 def build_model(config: dict[str, Any], arrays: dict[str, np.ndarray]) -> Any:
     """The model with these weights."""
-    hf_config = AutoConfig.for_model(**copy.deepcopy(as_transformers_config(config)))  # it adds to nested ones
+    hf_config = AutoConfig.for_model(**copy.deepcopy(as_transformers_config(config)))  # it changes nested ones
     hf_config._attn_implementation = "eager"
     weights = {name: torch.from_numpy(value) for name, value in arrays.items()}
     weights = as_qwen2_moe(weights, config) if config["model_type"] == "deepseek" else weights
-    if config["model_type"] == "glm5_next_text":  # which runs beneath a tower alone
+    if config["model_type"] == "glm5_next_text":  # it runs only with a tower
         tower = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 128}
         hf_config = Glm5NextConfig(text_config=hf_config.to_dict(), vision_config=tower)
         weights = {name.replace("model.", "model.language_model.", 1): value for name, value in weights.items()}
@@ -128,7 +128,7 @@ def build_model(config: dict[str, Any], arrays: dict[str, np.ndarray]) -> Any:
         raise SystemExit(f"weights do not fit: missing {missing}, unexpected {unexpected}")
     model.tie_weights()
     largest = config.get("attn_config", {}).get("alibi_bias_max")
-    if largest is not None:  # which 5.24 does not read, as MosaicML's own code does
+    if largest is not None:  # MosaicML's own code reads it, 5.24 does not
         made = model.transformer.build_mpt_alibi_tensor
         model.transformer.build_mpt_alibi_tensor = partial(made, alibi_bias_max=largest)
     return model
@@ -140,7 +140,7 @@ def compute_logits(config: dict[str, Any], seed: int) -> tuple[np.ndarray, np.nd
     tokens = make_tokens(config, PROMPT_TOKENS, seed)
     with torch.no_grad():
         inputs = torch.from_numpy(tokens.astype(np.int64))[None]
-        # rows are named, as Gemma 4 fails at a number where layers share keys and have no embeddings of their own
+        # rows are listed, as Gemma 4 fails with a number if layers share keys and have no embeddings of their own
         logits = model(inputs, use_cache=False, logits_to_keep=torch.arange(PROMPT_TOKENS)).logits[0]
     return tokens, logits.numpy().astype(np.float32)
 
@@ -148,8 +148,8 @@ def compute_logits(config: dict[str, Any], seed: int) -> tuple[np.ndarray, np.nd
 def compute_head(config: dict[str, Any], seed: int) -> np.ndarray:
     """Logits (T, vocab) of the layer that drafts: after each pair of a state and the next token, and one guess further.
 
-    `transformers` leaves such layers out. What stands before the layer is as in vLLM (qwen3_5_mtp.py, glm4_moe_mtp.py)
-    and llama.cpp (src/models/qwen35.cpp, glm4-moe.cpp): a product of the token's embedding and the state, each normed.
+    `transformers` leaves such layers out. The layer's input is as in vLLM (qwen3_5_mtp.py, glm4_moe_mtp.py) and
+    llama.cpp (src/models/qwen35.cpp, glm4-moe.cpp): a product of the token's embedding and the state, each normed.
     The rest is a model of one layer, which `transformers` runs on these products. The last row follows the likeliest
     token of the row before it, and the model's own state there, after the norm.
     """

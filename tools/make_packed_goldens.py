@@ -1,9 +1,9 @@
-"""Writes tests/formats/packed_goldens.npz: random weights as other libraries pack them, and what they unpack.
+"""Writes tests/formats/packed_goldens.npz: random weights packed by other libraries, and their unpacked numbers.
 
 Needs torch, compressed-tensors (0.20.1), gptqmodel (7.7.0), which has AutoAWQ's packing, too, bitsandbytes (0.50.2) and
 torchao (0.18.0): `pip install compressed-tensors gptqmodel bitsandbytes torchao`, then
 `python tools/make_packed_goldens.py`. A case's keys are CASE.PART, as folders have them, CASE.codes (rows, columns) and
-CASE.zeros (rows, groups), as the libraries unpack them, or CASE.meaning, the numbers that they make of them.
+CASE.zeros (rows, groups), as the libraries unpack them, or CASE.meaning, the numbers that the libraries compute.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torchao.quantization import IntxWeightOnlyConfig, quantize_
 from torchao.quantization.granularity import PerGroup
 
 ROWS, COLUMNS, GROUP = 32, 128, 64
-ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}  # as convert_gptq_v1_to_v2_format_module adds them
+ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}  # added by convert_gptq_v1_to_v2_format_module, too
 TARGET = Path(__file__).resolve().parents[1] / "tests" / "formats" / "packed_goldens.npz"
 
 
@@ -34,7 +34,7 @@ def draw(*shape: int) -> torch.Tensor:
 
 
 def make_cases() -> dict[str, torch.Tensor]:
-    """Each case under its prefix: the parts of a folder, and what they hold."""
+    """Each case under its prefix: the parts of a folder, and their numbers."""
     groups, found = COLUMNS // GROUP, {}
     for bits in (2, 3, 4, 8):
         for version in (1, 2):

@@ -122,7 +122,7 @@ def _make_marked(draw: random.Random) -> str:
 
 
 def _make_scattered(draw: random.Random) -> str:
-    """Characters of all sorts, of those that were assigned long ago: their classes differ in no Unicode version."""
+    """Characters of all sorts, assigned so long ago that their classes are the same in all Unicode versions."""
     characters = []
     while len(characters) < draw.choice((3, 6, 10)):
         character = chr(draw.choice((draw.randint(1, 0x7F), draw.randint(0x80, 0x2FFF), draw.randint(0x2FF0, 0x1F6FF))))
@@ -179,7 +179,7 @@ def train_spm(folder: Path, texts: Sequence[str]) -> None:
 
 
 def train_bpe(folder: Path, name: str, texts: Sequence[str]) -> None:
-    """A byte-level BPE that cuts words as Llama 3 or Qwen 2 does, with a few special tokens of theirs."""
+    """A byte-level BPE that cuts words like Llama 3 or Qwen 2, with a few of their special tokens."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     from mlxr.tokenizers.library import find_pre_type
@@ -217,7 +217,7 @@ def train_bpe(folder: Path, name: str, texts: Sequence[str]) -> None:
 
 
 def write_merges_twin(source: Path, folder: Path) -> None:
-    """The SentencePiece vocabulary again, as a tokenizer.json with merges, as Llama-2-like models carry it."""
+    """Write the SentencePiece vocabulary again as a tokenizer.json with merges, as in Llama-2-like models."""
     import sentencepiece
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
@@ -268,7 +268,7 @@ def write_vocabulary_gguf(path: Path, metadata: Mapping[str, Any]) -> None:
 
 
 def encode_with_peer(metadata: Mapping[str, Any], strings: Sequence[str], special: bool) -> Iterator[list[int]]:
-    """The ids that llama.cpp gives the strings, BOS included where the vocabulary wants it."""
+    """The ids that llama.cpp gives the strings, BOS included if the vocabulary wants it."""
     import llama_cpp
 
     with tempfile.TemporaryDirectory() as folder:
@@ -281,7 +281,7 @@ def encode_with_peer(metadata: Mapping[str, Any], strings: Sequence[str], specia
 
 
 def _ignore_log(level: int, text: bytes, data: object) -> None:
-    """llama.cpp's log, which would repeat a warning for every string."""
+    """Drop llama.cpp's log, which would repeat a warning for every string."""
     del level, text, data
 
 
@@ -291,7 +291,7 @@ def main() -> None:
 
     from mlxr.tokenizers import to_gguf_metadata
 
-    silent = llama_cpp.llama_log_callback(_ignore_log)  # alive as long as llama.cpp may call it
+    silent = llama_cpp.llama_log_callback(_ignore_log)  # kept alive while llama.cpp may call it
     llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep-vocabularies", action="store_true", help="ask for ids again, train nothing")

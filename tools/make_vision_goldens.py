@@ -403,7 +403,7 @@ SMOL_PREPARES = {
 }
 MISTRAL_PREPARES = {
     "image_processor_type": "PixtralImageProcessor",
-    "patch_size": {"height": 16, "width": 16},  # with what is merged
+    "patch_size": {"height": 16, "width": 16},  # of merged patches
     "size": {"longest_edge": 64},
     "image_mean": MEAN,
     "image_std": DEVIATION,
@@ -414,7 +414,7 @@ PIXEL_SIZES = (
     *((64, 64), (256, 256), (333, 111), (20, 3000), (1000, 5), (97, 211), (2, 400), (3000, 15), (72, 40), (40, 24)),
     *((88, 88), (100, 100), (56, 112), (500, 499), (641, 359), (359, 641), (7, 9), (1, 3), (130, 65), (384, 512)),
 )
-# The processor of LFM2-VL fails where a whole picture beside its tiles is longer than they are.
+# The processor of LFM2-VL fails if a whole picture beside its tiles is longer than they are.
 SPREAD_SIZES = *(size for size in PIXEL_SIZES if max(size) < 3000), (300, 40), (120, 500)
 Pixels = list[np.ndarray]
 Answer = tuple[dict[str, Any], Pixels, list[list[int]]]  # for the model; tiles; the words of each picture
@@ -429,12 +429,12 @@ RAW = {"do_rescale": False, "do_normalize": False}
 
 
 def list_tiles(values: Any) -> Pixels:
-    """Tiles (height, width, 3) of pixels (tiles, 3, height, width) that were not normalised."""
+    """Turn pixels (tiles, 3, height, width) that were not normalised into tiles (height, width, 3)."""
     return [np.ascontiguousarray(np.asarray(tile).transpose(1, 2, 0)).astype(np.uint8) for tile in values]
 
 
 def join_qwen(made: Any, half: int) -> Pixels:
-    """Pictures out of the patches that Qwen's processor makes."""
+    """Join the patches of Qwen's processor to pictures."""
     pictures, at = [], 0
     for _, rows, columns in made["image_grid_thw"].tolist():
         patches = made["pixel_values"][at : at + rows * columns]
@@ -461,7 +461,7 @@ def show_gemma(config: dict[str, Any], pictures: list[Any]) -> Answer:
 
 
 def join_gemma4(made: Any, patch: int) -> Pixels:
-    """Pictures out of the patches that Gemma 4's processor makes."""
+    """Join the patches of Gemma 4's processor to pictures."""
     pictures = []
     for patches, places in zip(made["pixel_values"], made["image_position_ids"], strict=True):
         columns, rows = (int(end) + 1 for end in places.max(axis=0))
@@ -479,7 +479,7 @@ def show_gemma4(_: dict[str, Any], pictures: list[Any]) -> Answer:
 
 
 def show_unified(config: dict[str, Any], pictures: list[Any]) -> Answer:
-    """Pictures as a Gemma 4 12B sees them: patches of all their pixels, as far as there are any."""
+    """Pictures as a Gemma 4 12B sees them: patches of all their pixels, padded to the most."""
     _, tiles, words = show_gemma4(config, pictures)
     grids = [(tile.shape[0] // 12, tile.shape[1] // 12) for tile in tiles]
     most = max(rows * columns for rows, columns in grids)
@@ -596,7 +596,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Any, str]] = {
 
 
 def list_pixel_rules() -> list[tuple[dict[str, Any], Any]]:
-    """Rules as `mlxr.pictures.worker` knows them, and what makes tiles of a picture with transformers."""
+    """Rules in the form of `mlxr.pictures.worker`, and functions that make a picture's tiles with transformers."""
     rules: list[tuple[dict[str, Any], Any]] = []
     for factor, least, most in ((32, 4096, 65536), (28, 3136, 50176), (16, 256, 20480)):
         stated = {"patch_size": factor // 2, "merge_size": 2, "size": {"shortest_edge": least, "longest_edge": most}}
@@ -659,7 +659,7 @@ def list_pixel_rules() -> list[tuple[dict[str, Any], Any]]:
 
 
 def make_spread_rule() -> tuple[dict[str, Any], Any]:
-    """That of LFM2-VL, whose processor has torchvision alone: shades may differ by one, and Pillow's are stated."""
+    """The rule of LFM2-VL, whose processor uses only torchvision: shades may differ by one, and Pillow's are stored."""
     from transformers.models.lfm2_vl.image_processing_lfm2_vl import Lfm2VlImageProcessor
 
     from mlxr.pictures import worker
@@ -681,7 +681,7 @@ def make_spread_rule() -> tuple[dict[str, Any], Any]:
 
 
 def write_pixels() -> None:
-    """Write what pictures of many sizes become by each rule: the grid of tiles, their sizes and a checksum."""
+    """Write the results of each rule for pictures of many sizes: the grid of tiles, their sizes and a checksum."""
     stated = []
     for rule, prepare in list_pixel_rules():
         rows = []

@@ -1,4 +1,4 @@
-"""Which sources the built page was made of, so that anybody can tell without Node whether it is older than they are.
+"""Digests of the sources of the built page, so that a check without Node can tell if the page is older than they are.
 
 The build calls this program (`web/vite.config.ts`), which writes the digest of the sources and that of the files that
 were built into `src/mlxr/server/page/build.json`. `tests/project/test_page_build.py` computes both again.
@@ -40,7 +40,7 @@ def hash_files(paths: Iterable[Path], base: Path) -> str:
 
 
 def describe_build() -> dict[str, str]:
-    """The digests of the sources and of the built files as they are now."""
+    """The present digests of the sources and of the built files."""
     return {"sources": hash_files(list_sources(), WEB), "built": hash_files(list_built(), BUILT)}
 
 

@@ -1,8 +1,8 @@
 """Writes the table of families in docs/models.md: `make format` runs this program, `tests/project/test_family_files.py`
-says when it was forgotten.
+fails if it was forgotten.
 
-What is compared with what follows from the tests' cases. Which format of tool calls models have, their templates say:
-here is what these have in them, and `find_format` says what it means.
+The comparisons follow from the tests' cases. The format of tool calls follows from a model's template: the table below
+has the marks in it, and `find_format` names their format.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ HEAD = "| file | GGUF's names | golden | llama.cpp | GPU | tools |\n|---|---|---
 _HERMES, _XML, _GLM = "<tool_call>", "<tool_call><function=NAME><parameter=KEY>", "<arg_key>"
 _LLAMA3, _MISTRAL, _PHI, _COHERE = "<|start_header_id|>", "[TOOL_CALLS]", "<|tool_call|>", "<|START_ACTION|>"
 _DEEPSEEK, _KIMI = "<｜tool▁calls▁begin｜>", "<|tool_calls_section_begin|>"
-# Marks in the templates of an architecture's models; the templates of others know no tools, or have marks that are not
-# known.
+# Marks in the templates of an architecture's models; other templates have no tools, or unknown marks.
 MARKS: dict[str, tuple[str, ...]] = {
     "bailingmoe2": (_HERMES,),
     "cohere2": (_COHERE,),
@@ -82,7 +81,7 @@ def _read_cases() -> dict[str, str]:
 
 
 def _list_words(*paths: Path) -> set[str]:
-    """Return all that stands in quotes in some sources."""
+    """Return all quoted words in some sources."""
     trees = [ast.parse(path.read_text()) for path in paths]
     nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
     return {node.value for node in nodes if isinstance(node.value, str)}

@@ -1,7 +1,7 @@
 """Writes the model settings as the keywords of `LLM` into `src/mlxr/core/model_keywords.py`, from their rows.
 
-Type checkers and editors know the keywords of a function only where they are spelt out, so they cannot be derived when
-the program runs. `make format` runs this program; `tests/project/test_keywords.py` says when it was forgotten.
+Type checkers and editors know only keywords that are spelt out, so they cannot be derived when the program runs. `make
+format` runs this program; `tests/project/test_keywords.py` fails if it was forgotten.
 """
 
 from __future__ import annotations

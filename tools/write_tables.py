@@ -1,7 +1,7 @@
 """Writes the tables of `csrc/tables` as Python into `src/mlxr/core/tables.py`: weight types and activations.
 
 C++ includes the tables themselves; a wheel has no `csrc`. `make format` runs this program, and
-`tests/project/test_tables.py` says when it was forgotten.
+`tests/project/test_tables.py` fails if it was forgotten.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One model measured on both sides one after the other, where memory holds it once only.
+"""One model measured on both sides one after the other, if memory holds it only once.
 
 In each turn our engine is started, measured in all cases and ended, and then llama.cpp. So the two rates of a pair are
-minutes apart, and the probe, which is measured with each, tells whether the machine was the same.
+minutes apart; the probe, measured with each, shows whether the machine was equally fast.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ MEASURED = ("ours", "theirs", "read_bytes_per_s", "int8_macs_per_s", "bystanders
 
 @dataclass
 class ApartSession(Session):
-    """`start` gives a new process of a side. Until its turn, a side of `sides` is the probe, which is always there."""
+    """A session whose sides run in turn: `start` starts a side's process; until then `sides` has the probe there."""
 
     start: Callable[[Name], Child] | None = None
     _rows: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def open(self) -> None:
-        """Nothing is loaded before its turn."""
+        """Do nothing: a side loads its model in its turn."""
         self.chooses_once = True
         self.opened = {"file_bytes": self.path.stat().st_size, "ours": None, "theirs": None}
 

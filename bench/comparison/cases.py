@@ -1,4 +1,4 @@
-"""What is measured: a table of cases, which of them each model gets, and what the project wants of them."""
+"""The table of cases to measure, the cases of each model, and the project's targets for them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from mlxr.formats.tensor import TensorSource
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`sequences` contexts of `depth_tokens` tokens are held; then one of them grows by a prompt of `tokens` tokens
-    (prefill), or all by one token in each of `tokens` steps (decode)."""
+    """A case: `sequences` contexts of `depth_tokens` tokens are held; then one of them grows by a prompt of `tokens`
+    tokens (prefill), or all by one token in each of `tokens` steps (decode)."""
 
     name: str
     kind: Literal["prefill", "decode"]
@@ -23,20 +23,20 @@ class Case:
     tokens: int
     sequences: int
     title: str
-    context_tokens: int  # of the contexts made; equal for cases that share what they hold
+    context_tokens: int  # size of the contexts; equal for cases that share them
 
     def options(self) -> list[dict[str, bool]]:
-        """Settings of llama.cpp to choose from: whether attention is fused, and whether sequences share one cache."""
+        """The settings of llama.cpp to choose from: fused attention or not, one cache for all sequences or not."""
         unified = (False, True) if self.sequences > 1 else (False,)
         return [{"flash": flash, "unified": one} for flash in (True, False) for one in unified]
 
     def count_tokens(self) -> int:
-        """Tokens of one measurement."""
+        """The tokens of one measurement."""
         return self.tokens * (self.sequences if self.kind == "decode" else 1)
 
 
-BUSY = 0.05  # share of the machine that others may use in a round that counts
-STEADY = 1.15  # by which the memory's rate may differ between the rounds of a case
+BUSY = 0.05  # share of the machine that other processes may use in a round that counts
+STEADY = 1.15  # factor by which the memory's rate may differ between the rounds of a case
 SHORT, LONG = 5120, 17408
 CURVE_TOKENS = (128, 1024, 4096, 16384)
 
@@ -59,7 +59,7 @@ BY_NAME: Mapping[str, Case] = {case.name: case for case in CASES}
 CURVE = tuple(case.name for case in CASES if case.name.startswith("context-"))
 TABLE = tuple(name for name in BY_NAME if name not in CURVE)
 BASIC = ("prefill-512", "decode-128")
-# From this depth on both options of llama.cpp are not tried any more: the one that was better below is taken.
+# From this depth on, the options of llama.cpp are not tried again: the better one at smaller depths is taken.
 MAX_TUNED_DEPTH = 4096
 
 # shape → weight type → cases.
@@ -84,7 +84,7 @@ QUICK: Mapping[str, tuple[str, ...]] = {"q4_k_m": ("prefill-512", "decode-128", 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """At least `ratio` times llama.cpp, and at least `share` of what the probe reads."""
+    """A target: at least `ratio` times llama.cpp, and at least `share` of the probe's rate."""
 
     ratio: float
     share: float | None = None
@@ -124,7 +124,7 @@ TARGETS: Mapping[tuple[str, str, str], Target] = {
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one token asks of the machine at the least: `head` is the output matrix, which a prompt needs once."""
+    """The least work of one token: `head` is the output matrix, which a prompt needs once."""
 
     layer_bytes: int
     head_bytes: int
@@ -132,18 +132,18 @@ class Work:
     head_macs: int
 
     def bytes_of_step(self, case: Case, kv_bytes_per_token: int) -> int:
-        """Bytes that a step of a decode case must read: all weights once, and the keys and values of each context."""
+        """The bytes that a decode step must read: all weights once, and the keys and values of each context."""
         depth = case.depth_tokens + case.tokens // 2
         return self.layer_bytes + self.head_bytes + case.sequences * depth * kv_bytes_per_token
 
     def macs_of_token(self, case: Case) -> float:
-        """Multiply-adds with weights for each token; attention is not counted."""
+        """The multiply-adds with weights for each token, without attention."""
         head = self.head_macs / (case.tokens if case.kind == "prefill" else 1)
         return self.layer_macs + head
 
 
 def measure_work(path: Path) -> Work:
-    """Of a model file; of its experts those that a token uses count."""
+    """The work of a model file; only the experts that a token uses count."""
     with open_gguf(path) as file:
         prefix = f"{file.metadata['general.architecture']}.expert"
         used = float(file.metadata.get(f"{prefix}_used_count", 1)) / float(file.metadata.get(f"{prefix}_count", 1))

@@ -1,4 +1,4 @@
-"""A side of a comparison as the script sees it: a process that stays loaded and computes only when asked."""
+"""The script's handle to a side of a comparison: a process that stays loaded and computes only when asked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mlxr.core.errors import MlxrError
 BENCH = Path(__file__).parents[1]
 
 
-# Runs a module of the working folder with the packages of PYTHONPATH, whatever else is installed for editing.
+# Runs a module of the working folder with the packages of PYTHONPATH, even if others are installed as editable.
 RUN_APART = (
     "import runpy, sys; "
     "sys.meta_path[:] = [one for one in sys.meta_path if type(one).__name__ != 'ScikitBuildRedirectingFinder']; "
@@ -28,7 +28,7 @@ RUN_APART = (
 class Child:
     """A running `python -m module`, started in bench. Its stderr goes to `log`.
 
-    With `tree`, another checkout with its native module in place, module and package are those of that one.
+    With `tree`, another checkout with its built native module, module and package are taken from there.
     """
 
     def __init__(self, name: str, python: Path, module: str, log: Path, tree: Path | None = None) -> None:
@@ -54,14 +54,14 @@ class Child:
 
     @staticmethod
     def _list_folders(tree: Path | None) -> list[str]:
-        """Return the path of modules, such that the child runs the tree's package, or the very one that runs here."""
+        """Return the module path with which the child runs the tree's package, or the one that runs here."""
         if tree is not None:
             return [str(tree / "src")]
         given = os.environ.get("PYTHONPATH")
         return [str(Path(mlxr.__file__).parents[1]), *([given] if given else [])]
 
     def ask(self, action: str, arguments: Mapping[str, object] | None = None, *, timeout_s: float = 900.0) -> Any:
-        """The result of an action. MlxrError when it failed, and when no answer came in time (the process ends)."""
+        """Return an action's result. Raises MlxrError if it fails or no answer comes in time (the process ends)."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         watch = threading.Timer(timeout_s, self._process.kill)
@@ -82,7 +82,7 @@ class Child:
 
     @property
     def cpu_s(self) -> float:
-        """Processor time used so far, 0 where the system does not tell."""
+        """The processor time used so far, 0 if the system does not tell."""
         try:
             fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
@@ -95,7 +95,7 @@ class Child:
     def close(self) -> None:
         """End the process: its input is closed, and it is killed if it does not end by itself."""
         if self._process.stdin is not None:
-            with suppress(BrokenPipeError):  # it had ended, and what it was asked is still in the buffer
+            with suppress(BrokenPipeError):  # it had ended, and the last request is still in the buffer
                 self._process.stdin.close()
         try:
             self._process.wait(5)

@@ -1,4 +1,4 @@
-"""The probe as a process of its own, so that its buffer is in nobody's memory figure. `python -m comparison.limits`."""
+"""The probe as a process of its own, so that no side's memory includes its buffer. `python -m comparison.limits`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlxr.kernels.ledger import Probe
 
 
 class Side:
-    """Measures what the machine itself can do, as an engine's side of the comparison."""
+    """Measures the limits of the machine, with the interface of an engine's side."""
 
     def __init__(self) -> None:
         self._probe: Probe | None = None

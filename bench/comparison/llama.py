@@ -1,4 +1,4 @@
-"""The other side: llama.cpp through the low-level API of llama-cpp-python, as a process that does what it is told.
+"""The other side: llama.cpp through the low-level API of llama-cpp-python, as a process that takes orders.
 
 Run as `python -m comparison.llama` by an interpreter that has llama_cpp; needs nothing of mlxr. Each measured loop is
 one `llama_decode` and one `llama_synchronize` per step on a batch whose arrays are laid out beforehand, so Python costs
@@ -18,12 +18,12 @@ from comparison.protocol import draw_tokens, read_memory, serve
 
 BATCH_TOKENS = 512
 SPARE_TOKENS = 64
-api: Any = None  # the module llama_cpp, imported by main: a failure must become an answer
+api: Any = None  # the module llama_cpp, imported by main, so that a failure becomes an answer
 
 
 @dataclass
 class Held:
-    """A llama.cpp context and what its sequences hold."""
+    """A llama.cpp context and the tokens of its sequences."""
 
     context: Any
     batch: Any
@@ -32,7 +32,7 @@ class Held:
 
 
 class Side:
-    """A loaded model and one context for each combination of options, which keep what they hold."""
+    """A loaded model and one context for each combination of options, which keep their tokens."""
 
     def __init__(self) -> None:
         self._model: Any = None
@@ -44,7 +44,7 @@ class Side:
         self._quiet: Any = None
 
     def open(self, model: str, threads: int) -> dict[str, Any]:
-        """Load a model file with llama.cpp's defaults: memory-mapped, weights repacked where it can."""
+        """Load a model file with llama.cpp's defaults: memory-mapped, weights repacked if possible."""
         self._quiet = api.llama_log_callback(lambda *_: None)
         api.llama_log_set(self._quiet, ctypes.c_void_p(0))
         api.llama_backend_init()
@@ -64,7 +64,7 @@ class Side:
         }
 
     def start(self, context_tokens: int, sequences: int, option: dict[str, bool]) -> dict[str, Any]:
-        """Go on with the context of these options, made when there is none: `flash` attention, `unified` cache."""
+        """Use the context of these options, made if there is none: `flash` attention, `unified` cache."""
         key = f"{context_tokens} {sequences} {sorted(option.items())}"
         if key not in self._contexts:
             self._contexts[key] = self._make_context(context_tokens + SPARE_TOKENS, sequences, option)
@@ -95,7 +95,7 @@ class Side:
         return Held(context, api.llama_batch_init(BATCH_TOKENS, 0, 1), sequences, [0] * sequences)
 
     def hold(self, sequences: int, tokens: int) -> None:
-        """Make each of `sequences` sequences hold exactly `tokens` tokens, computing only what is missing."""
+        """Make each of `sequences` sequences hold exactly `tokens` tokens, computing only the missing ones."""
         held = self._held
         for sequence in range(sequences):
             if held.tokens[sequence] > tokens:
@@ -105,7 +105,7 @@ class Side:
             held.tokens[sequence] = tokens
 
     def prefill(self, tokens: int) -> float:
-        """Seconds to compute `tokens` new tokens of sequence 0, the logits of the last included."""
+        """Return the seconds to compute `tokens` new tokens of sequence 0, with the logits of the last."""
         depth = self._held.tokens[0]
         ids = draw_tokens(self._vocab_size, tokens, next(self._seeds))
         start_s = time.perf_counter()
@@ -115,7 +115,7 @@ class Side:
         return seconds
 
     def decode(self, steps: int) -> float:
-        """Seconds of `steps` steps in which every held sequence grows by one token, with logits for each."""
+        """Return the seconds of `steps` steps in which every held sequence grows by one token, with logits for each."""
         held, batch = self._held, self._held.batch
         ids = iter(draw_tokens(self._vocab_size, (steps + 1) * held.sequences, next(self._seeds)))
         for sequence in range(held.sequences):
@@ -134,7 +134,7 @@ class Side:
         return seconds
 
     def _compute(self, sequence: int, ids: list[int], first: int) -> None:
-        """Compute ids[first:] at their positions in batches, the logits of the last token of all with them."""
+        """Compute ids[first:] at their positions in batches, with the logits of the very last token."""
         for start in range(first, len(ids), BATCH_TOKENS):
             end = min(len(ids), start + BATCH_TOKENS)
             for index, position in enumerate(range(start, end)):
@@ -157,9 +157,9 @@ class Side:
         api.llama_synchronize(self._held.context)
 
     def _cut(self, sequence: int, tokens: int) -> None:
-        """Forget what a sequence has from position `tokens` on.
+        """Forget a sequence from position `tokens` on.
 
-        The state of recurrent layers cannot be cut. Such a sequence is forgotten whole and computed again, untimed.
+        The state of recurrent layers cannot be cut: such a sequence is forgotten whole and computed again, untimed.
         """
         memory = api.llama_get_memory(self._held.context)
         if api.llama_memory_seq_rm(memory, sequence, tokens, -1):
@@ -174,7 +174,7 @@ class Side:
         return self._now
 
     def close(self) -> dict[str, Any]:
-        """Free everything; the process's peak memory."""
+        """Free everything; returns the process's peak memory."""
         self.drop()
         api.llama_model_free(self._model)
         return read_memory()

@@ -1,4 +1,4 @@
-"""What a result must say of where it was measured, and how busy the machine was with other things meanwhile."""
+"""The description of the machine for results, and the load by other processes during a measurement."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def describe_machine() -> dict[str, Any]:
-    """Processor, cores this process may use, memory, system."""
+    """The processor, the cores that this process may use, the memory, the system."""
     return {
         "processor": _name_processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -32,9 +32,9 @@ def describe_machine() -> dict[str, Any]:
 
 
 def read_commit() -> str:
-    """The commit of the package that runs, with `+` when its files differ; empty when it is in no checkout of its own.
+    """The commit of the running package, with `+` if its files differ; empty if it is not in a checkout of its own.
 
-    Asked of the package's folder and not of this script's: the two need not be the same.
+    It is that of the package's folder, which need not be the checkout of this script.
     """
     folder = Path(mlxr.__file__).parent
     try:
@@ -51,18 +51,18 @@ def read_commit() -> str:
 
 
 def hash_native() -> str:
-    """The first digits of the native module's SHA-256: what was built need not be what the sources say now."""
+    """The first digits of the native module's SHA-256: the build may be older than the sources."""
     return hashlib.sha256(Path(load_native().__file__).read_bytes()).hexdigest()[:12]
 
 
 def read_version() -> str:
-    """Of mlxr, as the sources say."""
+    """The version of mlxr in the sources."""
     version: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     return version
 
 
 def _name_processor() -> str:
-    """With family and model, where there are some: virtual machines shorten names until generations share one."""
+    """The processor's name, with family and model if known: on virtual machines generations can share a name."""
     name = _find("/proc/cpuinfo", r"^model name\s*:\s*(.+)$") or platform.processor()
     family, model = (_find("/proc/cpuinfo", rf"^{key}\s*:\s*(\d+)$") for key in ("cpu family", "model"))
     return f"{name} (family {family}, model {model})" if family and model else name
@@ -77,9 +77,9 @@ def _find(path: str, pattern: str) -> str:
 
 
 class Bystanders:
-    """The share of all cores that others use: what /proc/stat counts, less this process and its children.
+    """The share of all cores that other processes use: the time in /proc/stat, less this process and its children.
 
-    Time that the hypervisor gave to other machines counts as theirs.
+    Time that the hypervisor gave to other machines counts, too.
     """
 
     def __init__(self, children: Sequence[Child]) -> None:
@@ -97,6 +97,6 @@ class Bystanders:
         return busy_s - sum(child.cpu_s for child in self._children) - time.process_time()
 
     def measure(self) -> float:
-        """0 to 1, since the beginning."""
+        """The share since the beginning, 0 to 1."""
         seconds = (time.monotonic() - self._start_s) * (os.cpu_count() or 1)
         return min(1.0, max(0.0, (self._read() - self._others_s) / seconds))

@@ -1,4 +1,4 @@
-"""Our side: mlxr through its engine, as a process that does what it is told. Run as `python -m comparison.ours`."""
+"""Our side: mlxr through its engine, as a process that takes orders. Run as `python -m comparison.ours`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from mlxr.engine.sequence import TokenEvent
 from mlxr.loading import LoadedModel
 from mlxr.service.opening import build_engine, open_model
 
-SPARE_TOKENS = 64  # room in each context beyond what is measured
-LEAD_STEPS = 32  # at most SPARE_TOKENS: by which the first of several sequences may be ahead of the last
+SPARE_TOKENS = 64  # room in each context beyond the measured tokens
+LEAD_STEPS = 32  # the first of several sequences may be so far ahead of the last; at most SPARE_TOKENS
 
 
 class Side:
-    """A loaded model and its engine. Contexts are held by the engine's own prefix cache: what was computed once is not
-    computed again, and each measurement checks that it was so."""
+    """A loaded model and its engine. The engine's own prefix cache holds the contexts: nothing is computed twice, and
+    each measurement checks that."""
 
     def __init__(self) -> None:
         self._loaded: LoadedModel | None = None
@@ -31,7 +31,7 @@ class Side:
         self._given: Mapping[str, object] = {}
         self._prompts: list[list[int]] = []
         self._seeds = itertools.count(10**6)
-        self._drag = 0.0  # of each decode step's time, slept after it
+        self._drag = 0.0  # share of each decode step's time that is slept after it
 
     def open(self, model: str, threads: int, settings: Mapping[str, object]) -> dict[str, Any]:
         """Load a model file."""
@@ -47,7 +47,7 @@ class Side:
         }
 
     def start(self, context_tokens: int, sequences: int, option: object) -> dict[str, Any]:
-        """A fresh engine; `option` has no choices here."""
+        """Start a fresh engine; `option` has no choices here."""
         assert self._loaded is not None
         assert option is None
         if self._engine is not None:
@@ -68,7 +68,7 @@ class Side:
                 self._fill(prompt)
 
     def prefill(self, tokens: int) -> float:
-        """Seconds from the submission of a prompt, `tokens` of which are new, to its first token."""
+        """Return the seconds from the submission of a prompt with `tokens` new tokens to its first token."""
         fresh = draw_tokens(self._model.config.vocab_size, tokens, next(self._seeds))
         start_s = time.perf_counter()
         event = self._fill([*self._prompts[0], *fresh])
@@ -78,7 +78,7 @@ class Side:
         return seconds
 
     def decode(self, steps: int) -> float:
-        """Seconds of `steps` steps in which every held context grows by one token."""
+        """Return the seconds of `steps` steps in which every held context grows by one token."""
         params = SamplingParams(max_tokens=steps + LEAD_STEPS, ignore_eos=True)
         ids = [self._running.submit(EngineRequest(prompt, params)) for prompt in self._prompts]
         try:
@@ -96,7 +96,7 @@ class Side:
         return seconds
 
     def drag(self, share: float) -> None:
-        """Let each measured decode step sleep for so much of its time: what a gate of speed must notice."""
+        """Let each measured decode step sleep for a share of its time, which a gate of speed must notice."""
         self._drag = share
 
     def _drag_step(self) -> list[TokenEvent]:
@@ -107,7 +107,7 @@ class Side:
         return events
 
     def _fill(self, prompt: list[int]) -> TokenEvent:
-        """The event of a prompt's first token."""
+        """Compute a prompt; returns the event of its first token."""
         request_id = self._running.submit(EngineRequest(prompt, SamplingParams(max_tokens=1, ignore_eos=True)))
         while True:
             for event in self._step():
@@ -132,7 +132,7 @@ class Side:
         return self._engine
 
     def close(self) -> dict[str, Any]:
-        """Free everything; the process's peak memory."""
+        """Free everything; returns the process's peak memory."""
         if self._engine is not None:
             self._engine.close()
             self._engine = None

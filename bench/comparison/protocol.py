@@ -1,5 +1,5 @@
-"""How bench/compare.py talks to a side: one JSON object per line in, one out. Standard library only, as the other
-engine's interpreter need not have anything of ours."""
+"""The protocol between bench/compare.py and a side: one JSON object per line in, one out. Standard library only, as the
+other engine's interpreter need not have our packages."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 Handler = Callable[..., object]
-FIRST_TOKEN = 259  # below are the control tokens and bytes of the synthetic vocabularies
+FIRST_TOKEN = 259  # lower ids are the control tokens and bytes of the synthetic vocabularies
 
 
 def serve(handlers: Mapping[str, Handler]) -> None:
-    """Answer the lines of stdin until it ends; whatever else is printed goes to stderr."""
+    """Answer the lines of stdin until it ends; all other output goes to stderr."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     for line in sys.stdin:
         request = json.loads(line)
         try:
             answer = {"result": handlers[request["action"]](**request["arguments"])}
-        except Exception as error:  # whatever it is, the other end decides
+        except Exception as error:  # the other end decides about any error
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}
         out.write(json.dumps(answer) + "\n")
@@ -38,7 +38,7 @@ def draw_tokens(vocab_size: int, count: int, seed: int) -> list[int]:
 
 
 def read_memory() -> dict[str, Any]:
-    """Bytes resident at the most so far, mapped files included; None where the system does not tell."""
+    """The peak of resident bytes so far, with mapped files; None if the system does not tell."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

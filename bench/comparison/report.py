@@ -17,7 +17,7 @@ DOCUMENT = Path("lab") / "cpu-figures.md"
 IMAGES = Path("docs") / "img"
 BEGIN, END = "<!-- figures of {name}: begin -->", "<!-- figures of {name}: end -->"
 GIB = 2**30
-TWO_STATES = 1.5  # memory that reads so many times as fast in some rounds as in others
+TWO_STATES = 1.5  # memory had two states if it read so many times faster in some rounds than in others
 
 
 def format_table(results: Results) -> str:
@@ -32,14 +32,14 @@ def format_table(results: Results) -> str:
 
 
 def rows_of(results: Results, names: Sequence[str]) -> list[Row]:
-    """Rows of the cases named, in that order, types in the order in which they were measured."""
+    """The rows of the named cases in that order, types in the order of measurement."""
     types = list(dict.fromkeys(row["type"] for row in results["rows"]))
     by_key = {(row["type"], row["case"]): row for row in results["rows"]}
     return [by_key[key] for kind in types for name in names if (key := (kind, name)) in by_key]
 
 
 def describe(results: Results) -> str:
-    """Where, when and with what."""
+    """The machine, the date and the versions."""
     machine, versions = results["machine"], results["versions"]
     commits = ", ".join(sorted({row["commit"] or f"module {row['native']}" for row in results["rows"]}))
     said = ", ".join(f"{name} {version}" for name, version in versions.items())
@@ -52,13 +52,13 @@ def describe(results: Results) -> str:
 
 
 def format_rounds(rows: Sequence[Row]) -> str:
-    """How many rounds the cases had."""
+    """The number of rounds of the cases."""
     rounds = sorted(len(row["ours"]) for row in rows)
     return str(rounds[0]) if rounds[0] == rounds[-1] else f"{rounds[0]} to {rounds[-1]}"
 
 
 def format_states(rows: Sequence[Row]) -> list[str]:
-    """Decoding of one sequence while memory was slow and while it was fast, where it was both; else empty."""
+    """Decoding of one sequence while memory was slow and while it was fast; empty if it was only one of them."""
     lines = []
     for row in rows:
         low, high = row["read_range"]
@@ -90,7 +90,7 @@ def format_states(rows: Sequence[Row]) -> list[str]:
 
 
 def format_rows(shape: str, rows: Sequence[Row]) -> list[str]:
-    """The table; `of the probe` is GB/s of weights, keys and values when decoding, GMAC/s of weights in a prompt."""
+    """The table; `of the probe` counts GB/s of weights, keys and values in decoding, GMAC/s of weights in a prompt."""
     lines = [
         "| work | type | mlxr, tokens/s | llama.cpp | ratio | wanted | mlxr uses | of the probe | llama.cpp |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|",
@@ -116,14 +116,14 @@ def format_rows(shape: str, rows: Sequence[Row]) -> list[str]:
 
 
 def list_doubts(row: Row) -> list[str]:
-    """Why a row is not to be relied on: others used the machine, or its memory was not the same in all rounds."""
+    """The reasons to doubt a row: other processes used the machine, or its memory's rate differed between rounds."""
     low, high = row["read_range"]
     doubts = ["busy machine"] if row["bystanders"] > BUSY else []
     return doubts + ([f"memory read {low / 1e9:.0f} to {high / 1e9:.0f} GB/s"] if high > STEADY * low else [])
 
 
 def format_target(shape: str, row: Row) -> str:
-    """What was wanted, empty when nothing was."""
+    """The target, empty if there is none."""
     target = TARGETS.get((shape, row["type"], row["case"]))
     if target is None:
         return ""
@@ -131,7 +131,7 @@ def format_target(shape: str, row: Row) -> str:
 
 
 def find_misses(results: Results) -> list[str]:
-    """Targets that the figures do not reach; a ratio that was not measured misses nothing."""
+    """The targets that the figures miss; a ratio that was not measured misses none."""
     misses = []
     for row in results["rows"]:
         target = TARGETS.get((results["shape"], row["type"], row["case"]))
@@ -162,7 +162,7 @@ def format_models(results: Results) -> list[str]:
 
 
 def format_curve(results: Results) -> list[str]:
-    """Cost over context as a table, nothing when it was not measured."""
+    """The cost over context as a table, empty if it was not measured."""
     by_case = {row["case"]: row for row in results["rows"]}
     lines = [
         "| tokens of context | decode, ms/token | llama.cpp | prefill, tokens/s | llama.cpp |",
@@ -217,7 +217,7 @@ def draw_context(results: Results) -> str:
 
 
 def write_docs(root: Path, files: Mapping[str, Results]) -> None:
-    """Put tables between the marks with their names in the document, and write the plots. MlxrError: no marks."""
+    """Put tables between their marks in the document, and write the plots. Raises MlxrError without marks."""
     text = (root / DOCUMENT).read_text()
     (root / IMAGES).mkdir(exist_ok=True)
     for name, results in files.items():
@@ -231,7 +231,7 @@ def write_docs(root: Path, files: Mapping[str, Results]) -> None:
 
 
 def replace_figures(text: str, name: str, results: Results) -> str:
-    """`text` with the figures between the marks of that name. MlxrError when these are not there."""
+    """Return `text` with the figures between the marks of that name. Raises MlxrError if these are missing."""
     begin, end = BEGIN.format(name=name), END.format(name=name)
     head, found, rest = text.partition(begin)
     _, closed, tail = rest.partition(end)

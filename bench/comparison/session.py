@@ -13,21 +13,21 @@ from comparison.cases import BUSY, MAX_TUNED_DEPTH, Case, Work, measure_work
 from comparison.child import Child
 from comparison.machine import Bystanders, hash_native, read_commit
 
-SETTLE_S = 0.05  # threads of the side that has just computed stop spinning
+SETTLE_S = 0.05  # until threads of the side that has just computed stop spinning
 UNKNOWN: dict[str, Any] = {"peak_memory_bytes": None}  # until a side is closed
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """The processes; `theirs` is None where only our engine is measured."""
+    """The processes; `theirs` is None if only our engine is measured."""
 
     probe: Child
     ours: Child
     theirs: Child | None
 
     def list_all(self) -> list[Child]:
-        """Those that there are."""
+        """All of them that exist."""
         return [side for side in (self.probe, self.ours, self.theirs) if side is not None]
 
 
@@ -43,8 +43,8 @@ class Session:
     say: Say
     work: Work = field(init=False)
     opened: dict[str, Any] = field(init=False)
-    chooses_once: bool = False  # llama.cpp's settings for each kind of case
-    _options: dict[tuple[str, bool], dict[str, bool]] = field(default_factory=dict)  # chosen last, by kind of case
+    chooses_once: bool = False  # choose llama.cpp's settings only once for each kind of case
+    _options: dict[tuple[str, bool], dict[str, bool]] = field(default_factory=dict)  # the last choice by kind of case
     _started: tuple[int, int] | None = None  # context tokens and sequences of our engine
     _kv_bytes_per_token: int = 0
 
@@ -67,7 +67,7 @@ class Session:
         return {**model, "settings": dict(self.settings)} if name == "ours" else model
 
     def measure(self, case: Case, timeout_s: float) -> dict[str, Any]:
-        """Everything about one case, rates in tokens per second."""
+        """Measure one case; returns all its figures, rates in tokens per second."""
         ours, theirs = self.sides.ours, self.sides.theirs
         begun_s = time.monotonic()
         kv_bytes = self._prepare_ours(case)
@@ -88,7 +88,7 @@ class Session:
         return {**row, **self._judge(case, row)}
 
     def _run_rounds(self, case: Case, timeout_s: float) -> dict[str, list[float]]:
-        """`pairs` rounds in which nobody else used the machine; of twice as many, the calmest, where these are few."""
+        """Measure `pairs` rounds with an otherwise idle machine, or the calmest of up to twice as many."""
         rounds: list[dict[str, float]] = []
         while len(rounds) < 2 * self.pairs and sum(one["bystanders"] <= BUSY for one in rounds) < self.pairs:
             bystanders = Bystanders(self.sides.list_all())
@@ -106,7 +106,7 @@ class Session:
         return {name: [one[name] for one in calmest if name in one] for name in names}
 
     def _prepare_ours(self, case: Case) -> int:
-        """Start an engine unless the last one will do, and hold the context; bytes of a position's keys and values."""
+        """Start an engine unless the last one fits, and hold the context; returns a position's bytes of K and V."""
         sizes = {"context_tokens": case.context_tokens, "sequences": case.sequences}
         if self._started != (case.context_tokens, case.sequences):
             started = self.sides.ours.ask("start", {**sizes, "option": None})
@@ -116,7 +116,7 @@ class Session:
         return self._kv_bytes_per_token
 
     def _choose_option(self, case: Case, timeout_s: float) -> dict[str, bool]:
-        """The settings with which llama.cpp is fastest, each tried after a warm-up; its context is left ready."""
+        """Try all settings of llama.cpp after a warm-up; returns the fastest, and leaves their context ready."""
         theirs = self.sides.theirs
         assert theirs is not None
         group = (case.kind, case.sequences > 1)
@@ -146,14 +146,14 @@ class Session:
         theirs.ask("hold", {"sequences": case.sequences, "tokens": case.depth_tokens}, timeout_s=timeout_s)
 
     def _run(self, side: Child, case: Case, timeout_s: float) -> float:
-        """One measurement, tokens per second."""
+        """Measure once; returns tokens per second."""
         time.sleep(SETTLE_S)
         count = {"steps" if case.kind == "decode" else "tokens": case.tokens}
         seconds: float = side.ask(case.kind, count, timeout_s=timeout_s)
         return case.count_tokens() / seconds
 
     def _judge(self, case: Case, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Medians, ratios pair by pair, and the share of what the probe measured in the same rounds."""
+        """Compute medians, ratios pair by pair, and the share of the probe's rate in the same rounds."""
         if case.kind == "decode":
             unit, limit = "bytes", row["read_bytes_per_s"]
             each = self.work.bytes_of_step(case, row["kv_bytes_per_token"]) / case.sequences
@@ -180,7 +180,7 @@ class Session:
         return judged
 
     def drop_contexts(self) -> None:
-        """Let llama.cpp free the contexts that the cases so far shared."""
+        """Let llama.cpp free the contexts of the cases so far."""
         if self.sides.theirs is not None:
             self.sides.theirs.ask("drop")
 
@@ -193,7 +193,7 @@ class Session:
 
 
 def _open_twice(side: Child, model: Mapping[str, object]) -> dict[str, Any]:
-    """Load a model, and again: the first time can wait for the disk, or for a virtual machine's host to give memory."""
+    """Load a model twice: the first time can wait for the disk, or for memory from a virtual machine's host."""
     first = side.ask("open", model)
     side.ask("close")
     return {**UNKNOWN, "first_load_s": first["load_s"], **side.ask("open", model)}

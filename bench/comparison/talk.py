@@ -1,8 +1,8 @@
-"""llama.cpp as one who answers prompts in turn, through the `Llama` class of llama-cpp-python, for bench/resume.py and
+"""llama.cpp answering prompts in turn, through the `Llama` class of llama-cpp-python, for bench/resume.py and
 bench/drafts.py.
 
-Run as `python -m comparison.talk` by an interpreter that has llama_cpp. It keeps what it has of the prompt and answer
-before, as far as its library can go on from there.
+Run as `python -m comparison.talk` by an interpreter that has llama_cpp. It reuses the prompt and answer before, as far
+as its library can.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Talker:
     def open(
         self, model: str, threads: int, context_tokens: int, draft: str = "", draft_tokens: int = 0
     ) -> dict[str, Any]:
-        """Load a model file; `draft` is the file of a model that guesses tokens, or `ngram`."""
+        """Load a model file; `draft` is the file of a draft model, or `ngram`."""
         library = importlib.import_module("llama_cpp")
         options = {"n_ctx": context_tokens, "n_threads": threads, "n_threads_batch": threads, "flash_attn": True}
         guesses = _open_draft(library, draft, draft_tokens, {**options, "verbose": False}) if draft else None
@@ -40,7 +40,7 @@ class Talker:
         return {"version": library.__version__, **read_memory()}
 
     def complete(self, prompt: list[int], tokens: int) -> dict[str, Any]:
-        """The likeliest `tokens` tokens after a prompt, how many of its tokens were kept, and the time to the first."""
+        """The likeliest `tokens` tokens after a prompt, the count of reused prompt tokens, the time to the first."""
         self._computed_tokens = 0
         start_s = time.perf_counter()
         answer = self._llama.generate(prompt, temp=0.0, repeat_penalty=1.0)
@@ -53,7 +53,7 @@ class Talker:
 
 
 def _open_draft(library: Any, draft: str, tokens: int, options: dict[str, Any]) -> Any:
-    """What the library calls a draft model."""
+    """Open a draft model for the library."""
     if draft == "ngram":
         lookup = importlib.import_module("llama_cpp.llama_speculative").LlamaPromptLookupDecoding
         return lookup(num_pred_tokens=tokens)

@@ -1,1 +1,1 @@
-"""Our engine against others on one GPU: cases and what is wanted of them, the engines, and the report."""
+"""Our engine against others on one GPU: the cases and their targets, the engines, and the report."""

@@ -1,5 +1,5 @@
-"""What is measured on a GPU, and what the project wants of it. A case is written SHAPE-TYPE:BATCH[@CONTEXT] (decode)
-or SHAPE-TYPE:prefill[BATCH]@TOKENS."""
+"""The cases to measure on a GPU, and the project's targets for them. A case is written SHAPE-TYPE:BATCH[@CONTEXT]
+(decode) or SHAPE-TYPE:prefill[BATCH]@TOKENS."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ VLLM, VLLM_4BIT = "vLLM", "vLLM 4-bit"
 
 @dataclass(frozen=True)
 class Case:
-    """`batch` sequences of `context` tokens are held and all grow by a token with every step (decode), or `batch`
-    prompts of `context` tokens get their first token (prefill)."""
+    """A case: `batch` sequences of `context` tokens are held and all grow by a token with every step (decode), or
+    `batch` prompts of `context` tokens get their first token (prefill)."""
 
     shape: str
     type_name: str
@@ -36,7 +36,7 @@ class Case:
 
     @staticmethod
     def parse(text: str) -> Case:
-        """As written on the command line."""
+        """Read a case in the form of the command line."""
         model, _, rest = text.partition(":")
         work, _, context = rest.partition("@")
         shape = next((name for name in NAMES if model.startswith(name + "-")), None)
@@ -67,7 +67,7 @@ class Case:
 
     @property
     def tokens(self) -> int:
-        """That a step, or the prompts, count."""
+        """The tokens of a step, or of the prompts."""
         return self.batch * self.context if self.kind == "prefill" else self.batch
 
     @property
@@ -78,7 +78,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Target:
-    """Tokens per second as a multiple of a peer's; `share` of the copy bandwidth in bytes of weights."""
+    """A target: tokens per second as a multiple of a peer's, and weights' bytes as a `share` of the copy bandwidth."""
 
     peer: str
     ratio: float

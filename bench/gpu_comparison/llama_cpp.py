@@ -2,8 +2,8 @@
 
 The file has the shape and the types of the case and random weights; it is written once into the folder for temporary
 files. A process of the tool loads the file and measures all rounds, one more before them and one after: in the first it
-is cold, its kernels are loaded and its memory grows; the last line may be lost, as the tool ends without waiting for
-what its log still has to write. Its memory is not told.
+is cold, its kernels are loaded and its memory grows; the last line may be lost, as the tool ends without flushing its
+log. Its memory is not known.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from synthetic import SHAPES, write_model
 
 TOOL = "llama-batched-bench"
 CHUNK_TOKENS = 2048
-SPARE_TOKENS = 64  # of a sequence's context
-KEPT_ROUNDS = 5  # of a process of the tool, between the first and the last
-MIN_STEPS = 128  # of a round: its mean is told, so that what a round begins with must not count
+SPARE_TOKENS = 64  # in a sequence's context
+KEPT_ROUNDS = 5  # rounds of a process of the tool, without the first and the last
+MIN_STEPS = 128  # of a round: the tool gives only its mean, in which the beginning must not count
 TIMEOUT_S = 300
 
 
 class LlamaCpp:
-    """One model's file; `folder` has the tool."""
+    """llama.cpp with the file of one model; `folder` has the tool."""
 
     name, note = LLAMA_CPP, ""
     warms_itself = True
@@ -48,12 +48,12 @@ class LlamaCpp:
         self._case = case
 
     def decode(self, steps: int) -> list[float]:
-        """Seconds of a step, the mean of so many or of `MIN_STEPS`."""
+        """The seconds of a step, the mean of so many or of `MIN_STEPS`."""
         steps = max(steps, MIN_STEPS)
         return [float(self._take(self._case.context, steps, self._case.batch)["t_tg"]) / steps]
 
     def prefill(self) -> float:
-        """Seconds from prompts to their first tokens."""
+        """The seconds from prompts to their first tokens."""
         return float(self._take(self._case.context, 1, self._case.batch)["t_pp"])
 
     def measure_bytes(self) -> dict[str, int]:
@@ -61,18 +61,18 @@ class LlamaCpp:
         return {"weight_bytes": self._model.stat().st_size, "cache_bytes": 0, "arena_bytes": 0, "peak_bytes": 0}
 
     def stop(self) -> None:
-        """Forget rounds that nobody asked for; no process is left."""
+        """Forget rounds that were not asked for; no process is left."""
         self._rounds.clear()
 
     def _take(self, *combination: int) -> dict[str, Any]:
-        """The next round of a combination, for which the tool runs when none is left."""
+        """Return the next round of a combination; runs the tool if none is left."""
         rounds = self._rounds.setdefault(combination, [])
         if not rounds:
             rounds += self._run(*combination)
         return rounds.pop(0)
 
     def _run(self, prompt_tokens: int, generated_tokens: int, batch: int) -> Sequence[dict[str, Any]]:
-        """Run the tool for one combination, and parse its lines of JSON but for the first and the last."""
+        """Run the tool for one combination; parses its lines of JSON except the first and the last."""
         numbers = {
             "-c": batch * (prompt_tokens + generated_tokens + SPARE_TOKENS),
             "-b": CHUNK_TOKENS,

@@ -1,4 +1,4 @@
-"""What a comparison ran on: the device's name and copy rate, versions, and which peers are there."""
+"""The surroundings of a comparison: the device's name and copy rate, versions, and the missing peers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COPY_NUMBERS = 1 << 30
 
 
 def find_missing(without: list[str], tools: str = "") -> dict[str, str]:
-    """Why peers are left out, by name."""
+    """The reasons why peers are left out, by name."""
     skipped = {} if tools else {LLAMA_CPP: "not asked for"}
     for name, modules in MODULES.items():
         missing = [module for module in modules if importlib.util.find_spec(module) is None]
@@ -27,7 +27,7 @@ def find_missing(without: list[str], tools: str = "") -> dict[str, str]:
 
 
 def measure_copy() -> float:
-    """Bytes per second that a large copy on the GPU reads and writes. The process is on the GPU from then on."""
+    """The bytes per second that a large copy on the GPU reads and writes. The process stays on the GPU from then on."""
     import mlx.core as mx
 
     mx.set_default_device(mx.gpu)
@@ -45,7 +45,7 @@ def measure_copy() -> float:
 
 
 def name_device(device: str) -> str:
-    """The GPU's own name, and the driver's version where there is one to ask."""
+    """The GPU's own name, and the driver's version if it can be asked."""
     if device == "cuda":
         command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
         try:
@@ -62,7 +62,7 @@ def name_device(device: str) -> str:
 
 
 def read_versions(skipped: Mapping[str, str]) -> dict[str, str]:
-    """Of what takes part."""
+    """The versions of the engines that take part."""
     packages = {"mlxr": "mlxr", "MLX": "mlx"}
     if MLX_LM not in skipped:
         packages["mlx-lm"] = "mlx-lm"

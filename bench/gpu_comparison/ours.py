@@ -26,7 +26,7 @@ CHUNK_TOKENS = 2048
 
 
 class RandomTensor:
-    """A tensor whose values are made where they are needed; vectors are all ones, as norms begin, or minus ones."""
+    """A tensor whose values are made when they are needed; vectors are all ones, like fresh norms, or minus ones."""
 
     def __init__(self, name: str, type_name: str, shape: tuple[int, ...], gain: float) -> None:
         self.name, self.type_name, self.shape, self.gain = name, type_name, shape, gain
@@ -35,24 +35,24 @@ class RandomTensor:
         self.nbytes = int(np.prod(shape)) // kind.block_size * kind.type_size
 
     def to_float32(self, start: int | None = None, stop: int | None = None) -> Any:
-        """Values of about the size that the blocks have."""
+        """Make values of about the size of those in the blocks."""
         if len(self.shape) == 1:
-            sign = -1 if self.name.endswith("ssm_a") else 1  # a state decays
+            sign = -1 if self.name.endswith("ssm_a") else 1  # negative, so that the state decays
             return np.full(self.shape, sign, np.float32)[start:stop]
         rows = range(*slice(start, stop).indices(self.shape[0]))
         values = np.random.default_rng(rows.start).standard_normal((len(rows), self.shape[1]), np.float32)
         return values * np.float32(self.gain / self.shape[1] ** 0.5)
 
     def take_rows(self, start: int, stop: int) -> RandomTensor:
-        """Some rows, as random as the others."""
+        """Return some rows, random like the others."""
         return RandomTensor(self.name, self.type_name, (stop - start, *self.shape[1:]), self.gain)
 
     def take_matrix(self, index: int) -> RandomTensor:
-        """One of a stack, as random as the others."""
+        """Return one matrix of a stack, random like the others."""
         return RandomTensor(f"{self.name}.{index}", self.type_name, self.shape[1:], self.gain)
 
     def release(self) -> None:
-        """Do nothing: there is no file whose mapping must end."""
+        """Do nothing: no file is mapped."""
 
 
 class RandomGpu(Gpu):
@@ -64,7 +64,7 @@ class RandomGpu(Gpu):
         self._placed_pools: dict[tuple[str, int, float], Any] = {}
 
     def read(self, tensor: Any) -> Any:
-        """Blocks drawn at random, also for rows or columns of a random tensor."""
+        """Draw blocks at random, also for rows or columns of a random tensor."""
         random = tensor
         while random is not None and not isinstance(random, RandomTensor):
             random = getattr(random, "source", None)
@@ -93,7 +93,7 @@ def make_context(device: str) -> Context:
 
 
 class Ours:
-    """mlxr with one model; cases follow one another. Times end when the events are there."""
+    """mlxr with one model, for one case after the other. Times end when the events are there."""
 
     name = "mlxr"
     note = ""
@@ -111,10 +111,10 @@ class Ours:
         self._random = np.random.default_rng(1)
 
     def start(self, case: Case, steps: int) -> None:
-        """An engine for the case with room for `steps` tokens more; decoding: all contexts computed."""
+        """Start an engine for the case with room for `steps` more tokens; for decode, compute all contexts."""
         self._case = case
         self._mx.reset_peak_memory()
-        waiting_steps = case.batch * case.context // CHUNK_TOKENS + 2  # the first decode while the last prefill
+        waiting_steps = case.batch * case.context // CHUNK_TOKENS + 2  # the first decode while the last are in prefill
         more = steps + waiting_steps + 2
         total = case.context + more
         self._engine = Engine(
@@ -139,7 +139,7 @@ class Ours:
                 begun |= {event.sequence_id for event in self._engine.step()}
 
     def decode(self, steps: int) -> list[float]:
-        """Seconds of so many steps."""
+        """Return the seconds of each of so many steps."""
         assert self._engine is not None
         times = []
         for _ in range(steps):
@@ -150,7 +150,7 @@ class Ours:
         return times
 
     def prefill(self) -> float:
-        """Seconds from prompts to their first tokens."""
+        """Return the seconds from prompts to their first tokens."""
         assert self._engine is not None
         for _ in range(self._case.batch):
             self._submit(self._case.context, 1)
@@ -160,7 +160,7 @@ class Ours:
         return time.perf_counter() - start
 
     def measure_bytes(self) -> dict[str, int]:
-        """Weights read by a step, cache read by one, and the most memory in use: weights, arena and the rest."""
+        """The bytes of weights and of cache that a step reads, and the peak of memory: weights, arena and the rest."""
         assert self._engine is not None
         stats, case = self._engine.stats(), self._case
         return {
@@ -171,7 +171,7 @@ class Ours:
         }
 
     def stop(self) -> None:
-        """Let go of the case's memory."""
+        """Free the case's memory."""
         self._engine = None
         self.ctx.gpu.steps = Steps()
         self.ctx.gpu.forget_placed()

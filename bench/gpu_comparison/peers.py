@@ -1,7 +1,7 @@
 """Other engines in a comparison, with the interface of `Ours`: mlx-lm's and transformers' llama with random weights.
 
-mlx-lm runs as its own generation loop does: the next step is under way while the last tokens are read. transformers
-decodes over a static cache, its step recorded as a CUDA graph where there is CUDA.
+mlx-lm runs like its own generation loop: the next step is under way while the last tokens are read. transformers
+decodes with a static cache; with CUDA its step is recorded as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from synthetic import Shape
 
 CHUNK_TOKENS = 2048
 MAX_FREED_BYTES = 4 << 30
-WARM_STEPS = 3  # before a step is recorded
+WARM_STEPS = 3  # steps before one is recorded
 
 
 def _name_sizes(shape: Shape) -> dict[str, Any]:
-    """A Llama's measures as both peers call them."""
+    """A Llama's sizes under the names of both peers."""
     return {
         "hidden_size": shape.hidden,
         "num_hidden_layers": shape.layers,
@@ -32,7 +32,7 @@ def _name_sizes(shape: Shape) -> dict[str, Any]:
 
 
 def _make_mlx_model(shape: Shape) -> Any:
-    """mlx-lm's llama, or with a mixture of experts its Qwen 3."""
+    """mlx-lm's llama, or its Qwen 3 for a mixture of experts."""
     if any(layer.recurrence is not None for layer in shape.to_config().layers):
         raise ValueError("recurrent layers are not compared here")
     sizes, mixture = _name_sizes(shape) | {"rope_theta": shape.rope_theta}, shape.mixture
@@ -81,17 +81,17 @@ class MlxLm:
         self._step_bytes = self._weight_bytes - sum(part.nbytes for part in table.parameters().values())
 
     def start(self, case: Case, steps: int) -> None:  # noqa: ARG002 -- its cache grows by itself
-        """Decoding: all contexts computed."""
+        """Begin a case; for decode, compute all contexts."""
         self._case = case
         self._mx.reset_peak_memory()
         if case.kind == "decode":
-            kept = self._mx.set_cache_limit(MAX_FREED_BYTES)  # its cache grows by copies; others need the memory, too
+            kept = self._mx.set_cache_limit(MAX_FREED_BYTES)  # its cache grows by copies; frees their memory
             self._following, self._cache = self._prefill()
             self._mx.set_cache_limit(kept)
             self._advance()
 
     def decode(self, steps: int) -> list[float]:
-        """Seconds of so many steps."""
+        """Return the seconds of each of so many steps."""
         times = []
         for _ in range(steps):
             start = time.perf_counter()
@@ -101,7 +101,7 @@ class MlxLm:
         return times
 
     def prefill(self) -> float:
-        """Seconds from a prompt to its first token."""
+        """Return the seconds from a prompt to its first token."""
         start = time.perf_counter()
         self._prefill()
         return time.perf_counter() - start
@@ -118,12 +118,12 @@ class MlxLm:
         }
 
     def stop(self) -> None:
-        """Let go of the case's memory."""
+        """Free the case's memory."""
         self._cache = self._following = None
         self._mx.clear_cache()
 
     def _advance(self) -> Any:
-        """Start the step after the one that is under way, whose tokens are returned."""
+        """Start the next step, and return the tokens of the one under way."""
         mx, ids = self._mx, self._following
         self._following = mx.argmax(self._model(ids[:, None], cache=self._cache)[:, -1], axis=-1)
         mx.async_eval(self._following)
@@ -173,7 +173,7 @@ class Transformers:
         self._step_bytes = self._weight_bytes - self._model.get_input_embeddings().weight.nbytes
 
     def start(self, case: Case, steps: int) -> None:
-        """A static cache; decoding: all contexts computed, and the step recorded."""
+        """Make a static cache; for decode, compute all contexts and record the step."""
         from transformers import StaticCache
 
         torch, self._case = self._torch, case
@@ -190,7 +190,7 @@ class Transformers:
                 self._record()
 
     def decode(self, steps: int) -> list[float]:
-        """Seconds of so many steps."""
+        """Return the seconds of each of so many steps."""
         times = []
         with self._torch.inference_mode():
             for _ in range(steps):
@@ -204,7 +204,7 @@ class Transformers:
         return times
 
     def prefill(self) -> float:
-        """Seconds from a prompt to its first token."""
+        """Return the seconds from a prompt to its first token."""
         with self._torch.inference_mode():
             self._cache.reset()
             self._wait()
@@ -213,7 +213,7 @@ class Transformers:
             return time.perf_counter() - start
 
     def measure_bytes(self) -> dict[str, int]:
-        """As `Ours`; the cache is read to the end of its room."""
+        """The same as for `Ours`; the cache is read to the end of its room."""
         case, shape = self._case, self._shape
         row_bytes = 2 * 2 * shape.layers * shape.kv_heads * (shape.hidden // shape.heads)
         on_cuda = self._device == "cuda"
@@ -225,7 +225,7 @@ class Transformers:
         }
 
     def stop(self) -> None:
-        """Let go of the case's memory."""
+        """Free the case's memory."""
         self._graph = self._cache = self._ids = None
         if self._device == "cuda":
             self._torch.cuda.empty_cache()
@@ -244,7 +244,7 @@ class Transformers:
         self._ids.copy_(logits[:, -1].argmax(-1, keepdim=True))
 
     def _record(self) -> None:
-        """The step as a CUDA graph; plain steps, and a note, where that does not work."""
+        """Record the step as a CUDA graph; plain steps, and a note, if that fails."""
         torch = self._torch
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())

@@ -22,7 +22,7 @@ PEERS = (MLX_LM, LLAMA_CPP, TRANSFORMERS)
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """A file of results. MlxrError: made when engines were not alone on the device."""
+    """Read a file of results. Raises MlxrError if engines were not alone on the device."""
     results: dict[str, Any] = json.loads(path.read_text())
     if any("turns" not in row for row in results.setdefault("rows", [])):
         raise MlxrError(f"{path} has rows of engines that were not alone on the device; measure them again")
@@ -42,7 +42,7 @@ def format_table(results: Results) -> str:
 
 
 def describe(results: Results) -> str:
-    """Where, when and with what."""
+    """The device, the date and the versions."""
     rounds = tell_range([len(row["rounds"]) for row in results["rows"]], "round")
     turns = tell_range([row["turns"] for row in results["rows"]], "turn")
     said = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
@@ -55,13 +55,13 @@ def describe(results: Results) -> str:
 
 
 def tell_range(counts: list[int], what: str) -> str:
-    """Such as "3 to 6 rounds"."""
+    """A range in words, such as "3 to 6 rounds"."""
     low, high = min(counts, default=0), max(counts, default=0)
     return f"{high} {what}{'' if high == 1 else 's'}" if low == high else f"{low} to {high} {what}s"
 
 
 def tell_absence(results: Results, name: str) -> str:
-    """In how many cases a peer was measured, where not in all; and why in none."""
+    """The number of cases in which a peer was measured, if not all; the reason, if in none."""
     cases = {row["case"] for row in results["rows"]}
     measured = {row["case"] for row in results["rows"] if row["engine"].partition(" ")[0] == name}
     if measured == cases or (name == LLAMA_CPP and not measured and name not in results["skipped"]):
@@ -72,28 +72,28 @@ def tell_absence(results: Results, name: str) -> str:
 
 
 def list_cases(results: Results) -> list[Case]:
-    """In the order in which they were measured."""
+    """The cases in the order of measurement."""
     return [Case.parse(name) for name in dict.fromkeys(row["case"] for row in results["rows"])]
 
 
 def find_row(results: Results, case: Case, engine: str) -> Row | None:
-    """What was measured of a case with an engine."""
+    """The row of a case and an engine, None if it was not measured."""
     rows = (row for row in results["rows"] if (row["case"], row["engine"]) == (case.name, engine))
     return next(rows, None)
 
 
 def find_target(case: Case) -> Target:
-    """What is wanted, or with whom it is compared where nothing is."""
+    """The target of a case; without one, a target of 0 against the usual peer."""
     own = MLX_LM if case.type_name in ("bf16", "f16", "f32") else MLX_LM_4BIT
     return TARGETS.get(case.name, Target(own, 0.0))
 
 
 def compare(results: Results, case: Case) -> tuple[float, float, float] | None:
-    """Median, lowest and highest ratio to the peer of the case, between n-th rounds; None where one is missing."""
+    """Median, lowest and highest ratio to the case's peer, between n-th rounds; None if one was not measured."""
     ours, theirs = find_row(results, case, OURS), find_row(results, case, find_target(case).peer)
     if ours is None or theirs is None:
         return None
-    ratios = [a / b for a, b in zip(ours["rounds"], theirs["rounds"], strict=False)]  # one may lack turns
+    ratios = [a / b for a, b in zip(ours["rounds"], theirs["rounds"], strict=False)]  # one of them may have fewer turns
     return statistics.median(ratios), min(ratios), max(ratios)
 
 
@@ -126,14 +126,14 @@ def format_line(results: Results, case: Case) -> str:
 
 
 def format_speed(row: Row | None) -> str:
-    """Tokens per second, and what is to be known of them."""
+    """The tokens per second, and notes on them."""
     if row is None:
         return ""
     return f"{row['tokens_per_s']:,.0f}" + (f" ({row['note']})" if row["note"] else "")
 
 
 def find_misses(results: Results) -> list[str]:
-    """Targets that the figures do not reach; what was not measured misses nothing."""
+    """The targets that the figures miss; a case that was not measured misses none."""
     misses = []
     for case in list_cases(results):
         target, found, share = find_target(case), compare(results, case), find_share(results, case)
@@ -156,7 +156,7 @@ def draw_speed(results: Results) -> str:
 
 
 def write_docs(root: Path, results: Results) -> None:
-    """Put the table between its marks in the document, and write the plot. MlxrError: no marks."""
+    """Put the table between its marks in the document, and write the plot. Raises MlxrError without marks."""
     path = root / DOCUMENT
     path.write_text(replace_figures(path.read_text(), results))
     if any(compare(results, case) is not None for case in list_cases(results)):
@@ -165,7 +165,7 @@ def write_docs(root: Path, results: Results) -> None:
 
 
 def replace_figures(text: str, results: Results) -> str:
-    """`text` with the figures between its marks. MlxrError when the marks are not there."""
+    """Return `text` with the figures between its marks. Raises MlxrError if the marks are missing."""
     head, found, rest = text.partition(BEGIN)
     _, closed, tail = rest.partition(END)
     if not found or not closed:

@@ -1,6 +1,6 @@
 """The cases of a model, measured in turns of whole processes: an engine's process starts, opens the model, goes through
-its cases and ends before the next engine's begins, as an engine beside which another merely idles is not as fast. What
-fails is left out by name, and told."""
+its cases and ends before the next engine's begins, as an engine is slower even beside an idle one. Cases that fail are
+left out and reported by name."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from mlxr.core.errors import MlxrError
 
 ENGINES = (OURS, MLX_LM, LLAMA_CPP, VLLM, TRANSFORMERS)  # in the order of their turns
 WARM_STEPS = 8
-SPARE_TOKENS = 1024  # of the models' context, beyond what is counted
-MAX_TRANSFORMERS_CONTEXT = 4096  # what its static cache and masks of longer ones take, the others need
+SPARE_TOKENS = 1024  # of the models' context, beyond the counted tokens
+MAX_TRANSFORMERS_CONTEXT = 4096  # for longer contexts its static cache and masks take the memory that others need
 Row = dict[str, Any]
 
 
@@ -26,7 +26,7 @@ class Asked(Protocol):
     """A `gpu_comparison.side.Side`, wherever it runs."""
 
     def ask(self, action: str, arguments: Mapping[str, object] | None = None) -> Any:
-        """The result of an action. MlxrError when it failed."""
+        """Return the result of an action. Raises MlxrError if it fails."""
 
     def close(self) -> None:
         """End the engine's process."""
@@ -34,8 +34,8 @@ class Asked(Protocol):
 
 @dataclass
 class Session:
-    """How cases are measured, `rounds` times `steps` in each turn. `skipped` are peers that take no part; `failed`
-    grows, by engine and case."""
+    """A measurement of cases, `rounds` times `steps` in each turn. `skipped` are peers that take no part; `failed`
+    collects errors by engine and case."""
 
     device: str
     turns: int
@@ -48,7 +48,7 @@ class Session:
     _rows: dict[tuple[str, str], Row] = field(default_factory=dict)
 
     def measure(self, cases: list[Case], end_s: float) -> Iterator[None]:
-        """All turns of one model that begin before `end_s` (of time.monotonic); goes on after each case of a turn."""
+        """Run the turns of one model that begin before `end_s` (of time.monotonic); yields after each case."""
         for turn in range(1, self.turns + 1):
             for name in ENGINES:
                 taking = [case for case in cases if name not in self.skipped and takes_part(name, case)]
@@ -61,12 +61,12 @@ class Session:
                     print(f"turn {turn} of {tell_model(name, cases[0])}: took {took_s:.0f} s", flush=True)
 
     def list_rows(self, cases: list[Case]) -> list[Row]:
-        """What was measured so far, in the order of the cases."""
+        """The rows so far, in the order of the cases."""
         keys = [(case.name, own_name(name, case)) for case in cases for name in ENGINES]
         return [self._rows[key] for key in keys if key in self._rows]
 
     def _take_turn(self, name: str, cases: list[Case]) -> Iterator[None]:
-        """An engine's process from its start to its end."""
+        """Run an engine's process from its start to its end."""
         longest = max(case.context for case in cases) + WARM_STEPS + self.rounds * self.steps + SPARE_TOKENS
         told = {
             "device": self.device,
@@ -88,7 +88,7 @@ class Session:
             self._note(tell_model(name, cases[0]), error)
 
     def _measure_case(self, side: Asked, engine: str, case: Case) -> None:
-        """Start, rounds and stop; adds to the engine's row of the case."""
+        """Measure all rounds of a case, and add them to the engine's row."""
         start_s = time.monotonic()
         steps = WARM_STEPS + self.rounds * self.steps
         side.ask("start", {"case": case.name, "steps": steps, "warm_steps": WARM_STEPS})
@@ -110,14 +110,14 @@ class Session:
 
 
 def takes_part(name: str, case: Case) -> bool:
-    """Whether the engine has something like the type, and room for the context."""
+    """Return True if the engine has something like the type, and room for the context."""
     if name == VLLM:
         return can_open(case.model, case.type_name)
     return name != TRANSFORMERS or (case.type_name == "bf16" and case.context <= MAX_TRANSFORMERS_CONTEXT)
 
 
 def own_name(name: str, case: Case) -> str:
-    """The engine as rows call it: beside quantised weights stand mlx-lm and vLLM with 4 bits of their own."""
+    """The engine's name in rows: with quantised weights, mlx-lm and vLLM run with 4 bits of their own."""
     if name == VLLM and case.type_name not in ("bf16", "mxfp4"):
         return VLLM_4BIT
     return MLX_LM_4BIT if name == MLX_LM and case.type_name != "bf16" else name

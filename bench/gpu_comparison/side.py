@@ -1,5 +1,5 @@
-"""One engine of a comparison as a process that does what it is told, so that its memory is its own. Run as
-`python -m gpu_comparison.side`; `comparison.protocol` says how it is talked to."""
+"""One engine of a comparison as a process that takes orders, so that its memory is its own. Run as
+`python -m gpu_comparison.side`; `comparison.protocol` defines the orders."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gpu_comparison.vllm_engine import Vllm
 
 
 class Side:
-    """An engine with one model; cases follow one another."""
+    """An engine with one model, for one case after the other."""
 
     def __init__(self) -> None:
         self._engine: Any = None
         self._case: Case | None = None
 
     def open(self, engine: str, device: str, case: str, context_length: int, tools: str = "") -> None:
-        """The model of a case with random weights; `tools` is the folder of llama.cpp's."""
+        """Make the model of a case with random weights; `tools` is the folder of llama.cpp's."""
         chosen = Case.parse(case)
         shape = replace(chosen.model, context_length=context_length)
         if engine == OURS:
@@ -40,15 +40,15 @@ class Side:
             self._engine = Transformers(device, shape)
 
     def start(self, case: str, steps: int, warm_steps: int) -> None:
-        """Begin a case with room for `steps`; `warm_steps` are done at once, but by engines that warm themselves."""
-        self.stop()  # the case before, where that failed
+        """Begin a case with room for `steps`; does `warm_steps` at once, unless the engine warms up by itself."""
+        self.stop()  # the case before, if it failed
         self._case = Case.parse(case)
         self._engine.start(self._case, steps)
         if not self._engine.warms_itself:
             self.measure(warm_steps)
 
     def measure(self, steps: int) -> float:
-        """Tokens per second of a prompt, or of the median step."""
+        """Return the tokens per second of a prompt, or of the median step."""
         assert self._case is not None
         if self._case.kind == "prefill":
             took_s: float = self._engine.prefill()
@@ -57,17 +57,17 @@ class Side:
         return self._case.tokens / took_s
 
     def describe(self) -> dict[str, Any]:
-        """What is to be known of the case besides its speed."""
+        """The facts about the case besides its speed."""
         return {"note": self._engine.note, **self._engine.measure_bytes()}
 
     def stop(self) -> None:
-        """End the case and let go of its memory."""
+        """End the case and free its memory."""
         self._engine.stop()
         gc.collect()
 
 
 def main() -> None:
-    """Answer until nobody asks any more."""
+    """Answer until stdin ends."""
     side = Side()
     actions = {name: getattr(side, name) for name in ("open", "start", "measure", "describe", "stop")}
     serve({**actions, "measure_copy": measure_copy})

@@ -1,7 +1,8 @@
-"""vLLM in a comparison, with the interface of `Ours`: its engine in this process, stepped as its own `LLM` does it.
+"""vLLM in a comparison, with the interface of `Ours`: its engine in this process, stepped like its own `LLM`.
 
-Random weights, defaults but for what is compared: no prefix is cached, and no token becomes text. CUDA graphs are those
-that it records by itself. Steps are told as a mean, since the step after the one that is told is under way already.
+Random weights and defaults, except that no prefix is cached and no token becomes text, as in the comparison. CUDA
+graphs are those that it records by itself. Steps are given as a mean, since the next step is under way already when one
+is reported.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "HF_HUB_OFFLINE": "1",
 }
-SPARE_TOKENS = 64  # of an answer, beyond what is asked for
+SPARE_TOKENS = 64  # of an answer, beyond the tokens asked for
 MEMORY_SHARE = 0.85
-MOST_TOKENS = 2048  # of a step at least, whatever vLLM would take by itself
+MOST_TOKENS = 2048  # in a step at least, even if vLLM's default is lower
 
 
 class Vllm:
-    """vLLM with one model; cases follow one another. Times end when the tokens are there."""
+    """vLLM with one model, for one case after the other. Times end when the tokens are there."""
 
     warms_itself = False
     note = ""
@@ -61,7 +62,7 @@ class Vllm:
         self._running: list[str] = []
 
     def start(self, case: Case, steps: int) -> None:
-        """Decoding: all contexts computed."""
+        """Begin a case; for decode, compute all contexts."""
         self._case = case
         if case.kind == "decode":
             waiting_steps = case.batch * case.context // MOST_TOKENS + 2  # the first decode while the last prefill
@@ -72,7 +73,7 @@ class Vllm:
                 begun |= {name for name, tokens in self._step() if tokens}
 
     def decode(self, steps: int) -> list[float]:
-        """Seconds of a step, the mean of so many."""
+        """Return the seconds of a step, the mean of so many."""
         missing = steps * self._case.batch
         start = time.perf_counter()
         while missing > 0:
@@ -80,7 +81,7 @@ class Vllm:
         return [(time.perf_counter() - start) / steps]
 
     def prefill(self) -> float:
-        """Seconds from prompts to their first tokens."""
+        """Return the seconds from prompts to their first tokens."""
         for _ in range(self._case.batch):
             self._submit(self._case.context, 1)
         missing = self._case.batch
@@ -92,11 +93,11 @@ class Vllm:
         return took_s
 
     def measure_bytes(self) -> dict[str, int]:
-        """Nothing is told of its memory, as it takes its share of the card from the start."""
+        """Its memory is not reported, as it takes its share of the card from the start."""
         return dict.fromkeys(("weight_bytes", "cache_bytes", "arena_bytes", "peak_bytes"), 0)
 
     def stop(self) -> None:
-        """End what still runs."""
+        """End the requests that still run."""
         self._engine.abort_request(self._running)
         self._running = []
         while self._engine.has_unfinished_requests():
@@ -113,5 +114,5 @@ class Vllm:
         self._running.append(name)
 
     def _step(self) -> list[tuple[str, int]]:
-        """Requests that got tokens, and how many."""
+        """Run a step; returns the requests that got tokens, and how many each."""
         return [(done.request_id, len(done.outputs[0].token_ids)) for done in self._engine.step()]

@@ -1,7 +1,7 @@
 """A folder that vLLM opens as a model: a `config.json` of a shape, and its made-up vocabulary as a `tokenizer.json`.
 
-Weights are vLLM's to make up (`load_format="dummy"`). Beside Q4_K_M stands the 4 bits that vLLM is fastest with, AWQ in
-groups of 128 by Marlin's or Machete's kernels; its table of embeddings and its logits stay in bf16.
+vLLM makes up the weights (`load_format="dummy"`). Q4_K_M is compared with vLLM's fastest 4 bits, AWQ in groups of 128
+by Marlin's or Machete's kernels; its table of embeddings and its logits stay in bf16.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from synthetic import Shape
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM", "gpt_oss": "GptOssForCausalLM"}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 MXFP4 = {"quant_method": "mxfp4"}
-KEPT = {  # what checkpoints of the kind do not quantise
+KEPT = {  # parts that such checkpoints do not quantise
     "llama": ["lm_head"],
     "qwen3_moe": ["lm_head", "mlp.gate"],
     "gpt_oss": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"],
@@ -24,7 +24,7 @@ KEPT = {  # what checkpoints of the kind do not quantise
 
 
 def can_open(shape: Shape, type_name: str) -> bool:
-    """Tell whether vLLM has something like the shape in something like the type."""
+    """Return True if vLLM has something like the shape in something like the type."""
     kind = shape.to_folder()["model_type"]
     if kind == "gpt_oss":
         return type_name == "mxfp4"
@@ -32,7 +32,7 @@ def can_open(shape: Shape, type_name: str) -> bool:
 
 
 def make_config(shape: Shape, type_name: str) -> dict[str, Any]:
-    """The `config.json`. MlxrError: vLLM has nothing like it."""
+    """Return the `config.json`. Raises MlxrError if vLLM has nothing like it."""
     config = shape.to_folder()
     kind = config["model_type"]
     if not can_open(shape, type_name):
@@ -56,7 +56,7 @@ def make_config(shape: Shape, type_name: str) -> dict[str, Any]:
 
 
 def make_tokenizer(shape: Shape) -> dict[str, Any]:
-    """The shape's vocabulary of byte-level pieces as the tokenizers library writes one. MlxrError: of another kind."""
+    """The shape's byte-level vocabulary in the tokenizers library's form. Raises MlxrError for another kind."""
     told = shape.vocabulary(shape.vocab_size)
     if told["tokenizer.ggml.model"] != "gpt2":
         raise MlxrError("only vocabularies of byte-level pieces are written for vLLM")
@@ -90,7 +90,7 @@ def make_tokenizer(shape: Shape) -> dict[str, Any]:
 
 
 def write_folder(folder: Path, shape: Shape, type_name: str, *, has_vocabulary: bool) -> Path:
-    """Write what vLLM opens; with a vocabulary its server can answer with text. Returns the folder."""
+    """Write the folder for vLLM; with a vocabulary its server can answer with text. Returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(make_config(shape, type_name), indent=1))
     if has_vocabulary:

@@ -34,7 +34,7 @@ HELD_OUT_BYTES = 20_000
 HELD_OUT_BYTES_PER_FILE = 2_500
 VALIDATION_BYTES_PER_FILE = 2_000
 MAX_DOCUMENT_BYTES = 150_000
-# Tables of characters and generated code: many bytes, nothing to learn a language from.
+# Tables of characters and generated code: many bytes that teach no language.
 SKIPPED_FILES = re.compile(
     r"^(encodings/(cp|iso|mac_|koi|kz|tis|ptcp|hp)|lib2to3/tests/data|pydoc_data/|_sysconfigdata"
     r"|test/.*(badsyntax|bad_coding))"
@@ -42,7 +42,7 @@ SKIPPED_FILES = re.compile(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line: build the corpus, print what it holds."""
+    """Command line: build the corpus, print its contents."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder to write the corpus into")
     parser.add_argument("--tests", type=Path, help="folder to write questions.json and held_out.txt into")
@@ -98,7 +98,7 @@ def weigh_entries(entries: Sequence[Entry]) -> list[dict[str, Any]]:
         if not entry.sentence:
             weight *= 0.4
         if entry.module.startswith("encodings."):
-            weight *= 0.2  # some ninety modules that all say the same
+            weight *= 0.2  # about ninety modules with the same text
         record = asdict(entry)
         del record["file"]
         record["weight"] = weight
@@ -109,7 +109,7 @@ def weigh_entries(entries: Sequence[Entry]) -> list[dict[str, Any]]:
 
 
 def _find_aliases(entries: Sequence[Entry]) -> dict[str, list[str]]:
-    """Short names people use (`defaultdict`, `Path.mkdir`) where only one well-known entry can be meant."""
+    """Short names people use (`defaultdict`, `Path.mkdir`) that can mean only one well-known entry."""
     taken = {e.name for e in entries}
     claims: dict[str, list[str]] = {}
     for entry in entries:
@@ -137,7 +137,7 @@ def list_contents(records: Iterable[dict[str, Any]], most: int = 14) -> dict[str
 
 
 def list_questions(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The fixed list the acceptance asks, with what a right answer must quote."""
+    """The fixed list of questions for acceptance, with the text that a right answer must quote."""
     by_name = {r["name"]: r for r in records}
     functions = []
     for name in QUESTIONS:

@@ -93,7 +93,7 @@ def _ask(
 
 
 def is_right(answer: str, sentence: str, signature: str) -> bool:
-    """Whether the answer quotes the first sentence or the signature in full."""
+    """Return True if the answer quotes the first sentence or the signature in full."""
     return sentence in answer or (bool(signature) and signature in answer)
 
 

@@ -1,4 +1,4 @@
-"""The public names of the running Python's standard library, with what their docstrings say.
+"""The public names of the running Python's standard library, with sentences from their docstrings.
 
 One `Entry` per name a reader may ask for: a module, function, class, method or property, with its signature and the
 first sentence of its docstring. An object with several names (`os.path.join` is also `posixpath.join`) has an entry
@@ -237,7 +237,7 @@ def _signature_of(name: str, value: object) -> str:
         TypeError,
         AttributeError,
         NameError,
-    ):  # the last two from defaults that cannot be looked up
+    ):  # the last two: defaults that cannot be looked up
         return ""
     # Reprs with an address differ from run to run; such a signature cannot be quoted.
     if " at 0x" in text or "<" in text or len(text) > MAX_SIGNATURE_CHARACTERS:
@@ -276,7 +276,7 @@ def _split_signature_lines(lines: list[str], short: str) -> tuple[str, str]:
 
 
 def _strip_module_title(name: str, sentence: str, sentences: list[str]) -> tuple[str, list[str]]:
-    # "fcntl -- control of file descriptors": the name is said already.
+    # "fcntl -- control of file descriptors": the name is known already.
     cut = re.sub(rf"^(?:Module\s+)?{re.escape(name)}\s*(?:--?|:)\s*", "", sentence)
     return cut, [cut, *sentences[1:]]
 

@@ -1,4 +1,4 @@
-"""What the cases of all families have in common."""
+"""The common parts of the cases of all families."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ def make_config(model_type: str, heads: int, kv_heads: int | None, head_dim: int
         "tie_word_embeddings": False,
         "hidden_act": "silu",
     }
-    # a null window is something else than none stated
+    # a null window differs from a missing one
     return {key: value for key, value in (config | changes).items() if value is not None or key == "sliding_window"}

@@ -153,8 +153,8 @@ class NeoBert(Encoder):
 
 
 class NomicMixture(Encoder):
-    """huggingface.co/nomic-ai/nomic-bert-2048 with experts: their shares are not divided by their sum, and what a
-    token's give together has a bias."""
+    """huggingface.co/nomic-ai/nomic-bert-2048 with experts: their shares are not divided by their sum, and their joint
+    output has a bias."""
 
     def list_shapes(self, config: dict[str, Any]) -> Any:
         """Names and shapes of the parameters."""
@@ -194,7 +194,7 @@ class NomicMixture(Encoder):
         return x
 
     def mix(self, x: torch.Tensor, block: str) -> torch.Tensor:
-        """What the experts of each token give."""
+        """The output of each token's experts."""
         shares, chosen = softmax(self.product(x, f"{block}.router.layer"), dim=-1).topk(self.config["moe_top_k"])
         shape = (self.config["num_experts"], self.config["n_inner"], self.config["n_embd"])
         up, down = (self.holder[f"{block}.experts.mlp.{name}"].reshape(shape) for name in ("w1", "w2"))

@@ -35,7 +35,7 @@ EMBEDDED = {
     "use_double_wide_mlp": True,
     "hidden_size_per_layer_input": 32,
     "vocab_size_per_layer_input": 131,
-    "rms_norm_eps": 0.02,  # so large that the norm of what makes the inputs shows it
+    "rms_norm_eps": 0.02,  # so large that it shows in the norm of the layers' inputs
 }
 
 CASES: dict[str, Config] = {

@@ -90,7 +90,7 @@ CASES: dict[str, Config] = {
         },
         sliding_window=None,
     ),
-    # the text is longer than the original context: the long factors are for it
+    # the text is longer than the original context, so the long factors apply
     "phi3-long": make_config(
         "phi3",
         4,
@@ -104,7 +104,7 @@ CASES: dict[str, Config] = {
         tie_word_embeddings=True,
         pad_token_id=0,
     ),
-    # all that the model can see is its original context: the short factors
+    # the whole context is the original one, so the short factors apply
     "phi3-short": make_config(
         "phi3",
         4,

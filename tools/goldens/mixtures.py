@@ -356,7 +356,7 @@ CASES: dict[str, Config] = {
         top_k_experts=3,
         moe_intermediate_size=64,
     ),
-    # of its range the pairs are no whole numbers, so that rounding them would be seen
+    # the ends of its range are no whole numbers of pairs, so that rounding would show
     "gpt-oss": make_config(
         "gpt_oss",
         4,

@@ -21,7 +21,7 @@ _LAYER_NORMS = {"rms_norm_eps": None, "layer_norm_epsilon": 1e-5, "tie_word_embe
 
 
 def _make_mpt(**changes: object) -> Config:
-    """A `config.json` of MPT, with `changes` in what it says of attention."""
+    """A `config.json` of MPT, with `changes` to its attention."""
     return make_config(
         "mpt",
         6,

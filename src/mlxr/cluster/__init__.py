@@ -1,4 +1,4 @@
-"""Several replicas of a model behind one address: which of them serves a request, and how they are run.
+"""Several replicas of a model behind one address: the choice of a replica for each request, and running them.
 
-`router` chooses, and knows neither network nor processes; what it knows of the replicas it is told.
+`router` chooses; it uses neither network nor processes, and learns of the replicas from the reports it is given.
 """

@@ -1,8 +1,8 @@
-"""The cluster as two applications of Ray Serve, the front and replicas that are engines; its start and its end.
+"""The cluster as two applications of Ray Serve, the front and the replicas (engines); its start and its end.
 
-Ray Serve starts replicas, replaces dead ones, scales and updates them; requests and reports go past it. The only module
-that imports Ray. `build_front` and `build_engines` make the applications from plain values, as in a configuration file
-of Ray Serve.
+Ray Serve starts replicas, replaces dead ones, scales and updates them; requests and reports do not pass through it. The
+only module that imports Ray. `build_front` and `build_engines` make the applications from plain values, as in a
+configuration file of Ray Serve.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from mlxr.core.errors import SettingError
 from mlxr.core.settings import Settings, resolve
 from mlxr.server.activity import start_logging
 
-WAITING = "waiting_tokens"  # what replicas record for Ray Serve
+WAITING = "waiting_tokens"  # the statistic that replicas record for Ray Serve
 
 
 class ScaleByWaiting:
-    """A policy for Ray Serve's autoscaling: `tokens_per_replica` are what one replica may have waiting."""
+    """A policy for Ray Serve's autoscaling: one replica for every `tokens_per_replica` waiting tokens."""
 
     def __init__(self, tokens_per_replica: int) -> None:
         self._tokens_per_replica = tokens_per_replica
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """The replicas wanted now, within the bounds, and nothing to be remembered."""
+        """Return the number of replicas wanted now, within the bounds, and an empty state."""
         waiting = (context.aggregated_metrics or {}).get(WAITING, {})
         wanted = math.ceil(sum(waiting.values()) / self._tokens_per_replica)
         low, high = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
@@ -52,18 +52,18 @@ APPLICATION, ENGINES = "mlxr", "mlxr-engines"  # the front is one application, t
 FRONT, ENGINE = "Front", "Engine"
 LOCAL = "127.0.0.1"
 ONE_MACHINE = "mlxr_one_machine"  # a resource of a Ray that was started for one cluster on one machine
-MAX_REQUESTS = 100_000  # that the front has under way; the replicas refuse what is too much for them
-FRONT_END_S = 120.0  # for the answers that pass through the front when that ends
+MAX_REQUESTS = 100_000  # at a time in the front; replicas refuse requests when they are overloaded
+FRONT_END_S = 120.0  # for the answers still under way when the front ends
 END_S = 15.0  # beyond drain_s, for a replica to end
 HEALTH_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """What a cluster consists of. `settings` are those of the replicas that differ from the defaults.
+    """The size and settings of a cluster. `settings` are those of the replicas that differ from the defaults.
 
-    There are `replicas`, or from that many up to `max_replicas`, by `tokens_per_replica` (see `ScaleByWaiting`): more
-    after more are wanted for `scale_up_s`, and fewer after `scale_down_s`. Each reserves `cpus` and `gpus`.
+    There are `replicas`, or from that many up to `max_replicas`, by `tokens_per_replica` (see `ScaleByWaiting`): the
+    number rises once more are wanted for `scale_up_s`, and falls after `scale_down_s`. Each reserves `cpus` and `gpus`.
     """
 
     model: str
@@ -82,7 +82,7 @@ class ClusterPlan:
 
 
 def find_address() -> str:
-    """The address of this machine in the cluster, or, where that is the only one, an address that no other reaches."""
+    """The address of this machine in the cluster; if it is the only machine, a local address that no other reaches."""
     resources: Any = ray.cluster_resources
     if ONE_MACHINE in resources():
         return LOCAL
@@ -101,12 +101,12 @@ class FrontDeployment:
         return await self._front.answer(request)
 
     async def report(self, report: Report) -> Reply:
-        """Take in the report of a replica, and tell it what it should know."""
+        """Take in the report of a replica; returns the reply to it."""
         return await self._front.note(report)
 
 
 class EngineDeployment:
-    """One replica in an actor. The front is found when there is something to report."""
+    """One replica in an actor. It looks for the front when it has something to report."""
 
     def __init__(self, plan: ClusterPlan) -> None:
         self._plan = plan
@@ -137,9 +137,9 @@ class EngineDeployment:
 
 
 def build_front(values: Mapping[str, Any]) -> Any:
-    """The application that clients talk to. It does not depend on the plan, and goes on when that changes.
+    """The application that clients talk to. It does not depend on the plan, so it keeps running when that changes.
 
-    `values` may have `routing`, one of `Routing`; raises SettingError for another one.
+    `values` may have `routing`, one of `Routing`; raises SettingError if it is invalid.
     """
     routing = values.get("routing", Routing.PREFIX)
     if routing not in list(Routing):
@@ -164,7 +164,7 @@ def build_engines(values: Mapping[str, Any]) -> Any:
 
 
 def bind_engines(plan: ClusterPlan) -> Any:
-    """The application of the replicas; raises SettingError for settings that are none."""
+    """The application of the replicas; raises SettingError for invalid settings."""
     drain_s = plan.resolve().drain_s
     engine: Any = serve.deployment(EngineDeployment)
     return engine.options(
@@ -193,12 +193,12 @@ def _scale(plan: ClusterPlan) -> dict[str, Any]:
     return {"autoscaling_config": config}
 
 
-OWN_CPUS = 1  # for what Ray itself runs
+OWN_CPUS = 1  # for Ray's own processes
 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where clients find a cluster, and by which address of Ray it is told from others."""
+    """The addresses of a cluster: `url` for clients, `ray` to tell it from other clusters."""
 
     url: str
     ray: str
@@ -208,9 +208,9 @@ class Addresses:
 def start_cluster(
     plan: ClusterPlan, settings: Settings, address: str | None, routing: Routing = Routing.PREFIX
 ) -> Iterator[Addresses]:
-    """The cluster's addresses; it runs until the end of the block. `address` is that of Ray, None to start it here.
+    """Run a cluster until the block ends; yields its addresses. `address` is that of Ray, None to start Ray here.
 
-    Raises SettingError when the application cannot be started.
+    Raises SettingError if the application cannot be started.
     """
     port = check_port(settings)
     _connect(address, cpus=max(os.cpu_count() or 1, int((plan.max_replicas or plan.replicas) * plan.cpus) + OWN_CPUS))
@@ -228,9 +228,9 @@ def start_cluster(
 
 @contextmanager
 def join_cluster(address: str | None) -> Iterator[None]:
-    """Within, one may talk to the cluster at Ray's `address`; None is the only one of this machine.
+    """Connect to the cluster at Ray's `address` until the block ends; None is the only one of this machine.
 
-    Raises SettingError when there is none, or when there are several and none is named.
+    Raises SettingError if there is none, or if there are several and none is named.
     """
     _connect(address or _find_ray())
     try:
@@ -240,9 +240,9 @@ def join_cluster(address: str | None) -> Iterator[None]:
 
 
 def run_engines(plan: ClusterPlan) -> None:
-    """Start the replicas, or change those that run, one after the other; return when they stand.
+    """Start the replicas, or update the running ones one by one; returns when they are ready.
 
-    Raises SettingError when they cannot be started.
+    Raises SettingError if they cannot be started.
     """
     try:
         serve.run(bind_engines(plan), name=ENGINES, route_prefix=None)
@@ -252,7 +252,7 @@ def run_engines(plan: ClusterPlan) -> None:
 
 
 def read_status() -> dict[str, Any]:
-    """How the replicas stand: `status`, `message`, and how many replicas are in which state (`replicas`)."""
+    """The state of the replicas: `status`, `message`, and the number of replicas in each state (`replicas`)."""
     application = serve.status().applications.get(ENGINES)
     if application is None:
         return {"status": "NOT_STARTED", "message": "", "replicas": {}}
@@ -263,7 +263,7 @@ def read_status() -> dict[str, Any]:
 
 
 def check_port(settings: Settings) -> int:
-    """The port that the proxy can have, a free one for 0; raises SettingError."""
+    """Return the proxy's port, a free one for 0; raises SettingError if it cannot be listened on."""
     if settings.unix_socket is not None:
         raise SettingError("unix_socket: a cluster listens on an address; leave it out")
     try:
@@ -275,7 +275,7 @@ def check_port(settings: Settings) -> int:
 
 
 def _find_ray() -> str:
-    """Where the one Ray of this machine is. Ray itself would take any of several."""
+    """The address of the only Ray on this machine; raises SettingError if several run (Ray would take any)."""
     running: Any = services.find_gcs_addresses
     addresses = sorted(running())
     if len(addresses) > 1 and not os.environ.get("RAY_ADDRESS"):
@@ -284,7 +284,7 @@ def _find_ray() -> str:
 
 
 def _connect(address: str | None, cpus: int | None = None) -> None:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anybody
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray sends no usage statistics
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     options: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False, "namespace": APPLICATION}
     if address is not None:
@@ -299,7 +299,7 @@ def _connect(address: str | None, cpus: int | None = None) -> None:
 
 
 def _use_token() -> None:
-    """Let Ray show the token of `~/.ray` where there is one, as it does by itself only where it starts a cluster."""
+    """Let Ray present the token of `~/.ray`, if any; by itself it does so only when it starts a cluster."""
     try:
         setup = importlib.import_module("ray._private.authentication.authentication_token_setup")
         setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
@@ -313,6 +313,6 @@ def _disconnect() -> None:
 
 
 def _shorten(text: str) -> str:
-    """The last line that says something."""
+    """Return the last line that is not empty."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:400] if lines else "no reason is known"

@@ -1,13 +1,13 @@
 """The one address of a cluster: passes each request to the replica where its first token will come soonest.
 
-Requests and answers pass as they are, so all that a server checks and says is checked and said by a replica. Before an
-answer is begun, some replica tells which pages its prompt fills (a plan), and the router chooses by them. When a
-replica dies, or drains and ends, the request is made again elsewhere. It has the same identity, so the answer is the
-same, and the client gets what it has not got yet. The router is told when the first token of an answer comes, and when
-a request leaves a replica in whatever way, so that prompt and answer count as work there no longer.
+Requests and answers pass unchanged: a replica checks the request and writes the answer. Before an answer is begun, some
+replica tells which pages the prompt fills (a plan), and the router chooses by them. When a replica dies, or drains and
+ends, the request is sent again to another one. It has the same identity, so the answer is the same, and the client gets
+the rest of it. The router is told when the first token of an answer comes, and when a request leaves a replica for any
+reason, so that prompt and answer no longer count as work there.
 
-A replica is known from its first report on (`Fleet`). It gets requests until it says that it drains, cannot be reached,
-or has said nothing for a while; streams that wait for one that has gone are told.
+A replica is known from its first report on (`Fleet`). It gets requests until it reports that it drains, cannot be
+reached, or has been silent for a while; streams that wait for a replica that has gone are told.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from mlxr.server.streaming import encode_json, ndjson, sse
 from mlxr.server.work import check_parts
 from mlxr.service.identity import Identity
 
-STALE_S = 5.0  # without a report
+STALE_S = 5.0  # without a report, then a replica counts as gone
 
 
 class Member:
@@ -73,18 +73,18 @@ class Fleet:
     def __init__(self, connect: Connect = connect, routing: Routing = Routing.PREFIX) -> None:
         self._connect, self._make_router = connect, ROUTERS[routing]
         self._members: dict[str, Member] = {}
-        self._router: Router | None = None  # until a report says how large pages are
+        self._router: Router | None = None  # None until a report tells the size of pages
         self._has_come = asyncio.Condition()
         self._turn = 0
 
     @property
     def members(self) -> list[Member]:
-        """Those that take requests."""
+        """The replicas that take requests."""
         router = self._router
         return [] if router is None else [member for member in self._members.values() if member.name in router]
 
     async def note(self, report: Report) -> bool:
-        """Take in a report; whether the next one should name all pages."""
+        """Take in a report; returns True if the next one should name all pages."""
         name = report.replica
         if self._router is None:
             self._router = self._make_router(report.page_size)
@@ -115,18 +115,18 @@ class Fleet:
             self._router.end(number)
 
     def find(self, name: str) -> Member | None:
-        """One that is known by name."""
+        """The replica of that name, None if it is not known."""
         return self._members.get(name)
 
     def suspend(self, member: Member) -> None:
-        """No more requests for one that cannot be reached, until it reports again."""
+        """Send no more requests to a replica that cannot be reached, until it reports again."""
         if self._router is not None:
             self._router.remove(member.name)
 
     def bury_silent(self) -> list[Member]:
-        """Give up those that have not reported for a while, if others have: else it is this end that hears nothing.
+        """Give up the replicas that were silent for a while, if others reported: else the fault is at this end.
 
-        Their lines are the caller's to close.
+        Returns them; the caller closes their lines.
         """
         newest_s, buried = max((member.seen_s for member in self._members.values()), default=0.0), []
         for name, member in list(self._members.items()):
@@ -139,9 +139,9 @@ class Fleet:
     async def choose(
         self, keys: Sequence[bytes], tokens: int, without: Collection[str], wait_s: float
     ) -> tuple[Member, Choice]:
-        """The replica for a request of that many tokens; where none is left, those in `without` count again.
+        """The replica for a request of that many tokens; if no other is left, one of those in `without`.
 
-        Waits `wait_s` for one to come; then raises NoReplica.
+        Waits up to `wait_s` seconds for a replica; then raises NoReplica.
         """
         end_s = monotonic() + wait_s
         while True:
@@ -155,7 +155,7 @@ class Fleet:
             await self._wait(end_s - monotonic())
 
     async def take_turn(self, without: Collection[str], wait_s: float) -> Member:
-        """One replica after the other, for what all can do alike and fast."""
+        """Return the next replica in turn, for requests that all of them can answer equally well and fast."""
         if not self.members:
             await self.choose((), 1, without, wait_s)
         fitting = [member for member in self.members if member.name not in without] or self.members
@@ -191,12 +191,12 @@ GENERATING = frozenset(
         "/infill",
     }
 )
-STORED = ("/v1/responses/", "/responses/")  # what one replica has kept, whichever it is
+STORED = ("/v1/responses/", "/responses/")  # objects that only one replica keeps, and the front does not know which
 ONE_MACHINE = ("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs/", "/v1/admin/models/")
 
 
 def is_refused(method: str, path: str) -> bool:
-    """Whether a request would change one machine's models, which the others would not have then."""
+    """Return True if a request would change the models of one machine only."""
     return method not in ("GET", "HEAD", "OPTIONS") and path.startswith(ONE_MACHINE)
 
 
@@ -212,7 +212,7 @@ _replicas = Gauge("mlxr_cluster_replicas", "Replicas that take requests.", regis
 
 
 def count_choice(reason: str) -> None:
-    """A replica was chosen."""
+    """Count the choice of a replica."""
     _choices.labels(reason).inc()
 
 
@@ -223,7 +223,7 @@ def render_own(replicas: int) -> str:
 
 
 def join_metrics(texts: Mapping[str, str]) -> str:
-    """The texts of several replicas as one: families stay together, and each sample says whose it is."""
+    """Join the metrics of several replicas: families stay together, and each sample has the label `replica`."""
     heads: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
     for replica, text in texts.items():
@@ -241,12 +241,12 @@ def join_metrics(texts: Mapping[str, str]) -> str:
 
 
 logger = logging.getLogger(__name__)
-WAIT_S = 60.0  # for a replica to come, while there is none
+WAIT_S = 60.0  # for a replica to appear, if there is none
 MAX_TRIES = 20
-BUSY, STOPPING = 429, 503  # what replicas answer when they have too much to do, or end
-NOT_HERE = (400, 404)  # what they may answer when another one has kept what is asked for
+BUSY, STOPPING = 429, 503  # statuses of replicas that are overloaded, or ending
+NOT_HERE = (400, 404)  # statuses that may mean that another replica keeps the object
 STOPS = "it takes no more requests"
-BUSY_S = 0.5  # until an answer that broke off asks again
+BUSY_S = 0.5  # before an answer that broke off is asked for again
 REFUSED = ServerError(
     501, "not_supported", "a cluster changes no models: bring the model to all machines and use `mlxr cluster update`"
 )
@@ -254,9 +254,9 @@ REFUSED = ServerError(
 
 @dataclass(slots=True)
 class Passing:
-    """One request on its way. `keys` and `tokens` are its plan, `tried` the replicas that could not answer it.
+    """One request under way. `keys` and `tokens` are its plan, `tried` the replicas that could not answer it.
 
-    `number` is that of the choice by which it counts as work, and `stream` the answer that comes from there.
+    `number` is the router's number of the choice, by which it counts as work, and `stream` the answer of the replica.
     """
 
     request: Request
@@ -265,9 +265,9 @@ class Passing:
     keys: list[bytes] = field(default_factory=list)
     tokens: int = 1
     tried: set[str] = field(default_factory=set)
-    owner: Member | None = None  # the only one that can answer it
-    peer: Member | None = None  # one that has pages for the one that was chosen
-    member: Member | None = None  # the one that answers it
+    owner: Member | None = None  # the only replica that can answer it
+    peer: Member | None = None  # a replica that has pages for the chosen one
+    member: Member | None = None  # the replica that answers it
     number: int = 0
     stream: Incoming | None = None
 
@@ -279,15 +279,15 @@ class Passing:
 
 
 class Front:
-    """See the module. For one event loop; `note` takes the reports of replicas."""
+    """The front, described above. For one event loop; `note` takes the reports of replicas."""
 
     def __init__(self, connect: Connect = connect, routing: Routing = Routing.PREFIX) -> None:
         self.fleet = Fleet(connect, routing)
-        self._token = secrets.token_urlsafe(32)  # by which replicas know each other
+        self._token = secrets.token_urlsafe(32)  # proves to a replica that a request comes from the cluster
         self._watching: asyncio.Task[None] | None = None
 
     async def note(self, report: Report) -> Reply:
-        """Take in a report, and tell what its replica should know."""
+        """Take in a report; returns the reply to its replica."""
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch())
         return Reply(await self.fleet.note(report), self._token)
@@ -326,7 +326,7 @@ class Front:
                 await member.lines.close()
 
     async def _plan(self, passing: Passing) -> Response | None:
-        """Find out which pages the prompt fills; the answer, where it is an error already."""
+        """Find out which pages the prompt fills; returns the answer if it is an error already."""
         needs_owner = _names_stored(passing)
         if len(self.fleet.members) == 1 and not needs_owner:
             return None
@@ -355,7 +355,7 @@ class Front:
         raise NoReplica("no replica can read the request")
 
     async def _pass_on(self, passing: Passing) -> Response:
-        """Give the request to a replica, or to others when that fails, and pass on what comes back."""
+        """Send the request to a replica, or to others if that fails, and pass the reply on."""
         passing.headers.append((IDENTITY, str(Identity.draw()).encode()))
         opened = await self._open(passing)
         if isinstance(opened, Response):
@@ -363,7 +363,7 @@ class Front:
         return PassedStream(self._stream(passing), opened, lambda: self._leave(passing))
 
     async def _open(self, passing: Passing) -> Response | Incoming:
-        """The first reply that is one: whole, or a stream that has begun."""
+        """Return the first usable reply: whole, or a stream that has begun."""
         for _ in range(MAX_TRIES):
             member = passing.member = await self._choose(passing)
             try:
@@ -388,7 +388,7 @@ class Front:
         raise NoReplica("no replica could answer the request")
 
     async def _open_again(self, passing: Passing) -> Response | Incoming:
-        """The same for an answer that has broken off, which waits where all replicas have too much to do."""
+        """The same for an answer that has broken off; waits while all replicas are overloaded."""
         end_s = monotonic() + WAIT_S
         while True:
             opened = await self._open(passing)
@@ -397,14 +397,14 @@ class Front:
             await asyncio.sleep(BUSY_S)
 
     async def _leave(self, passing: Passing) -> None:
-        """Nothing more is wanted of the replica that was asked."""
+        """Leave the replica that was asked: nothing more is wanted of it."""
         self.fleet.end(passing.number)
         reply, passing.stream = passing.stream, None
         if reply is not None:
             await reply.close()
 
     async def _stream(self, passing: Passing) -> AsyncIterator[bytes]:
-        """The frames of one answer, from as many replicas as it takes."""
+        """Yield the frames of one answer, from as many replicas as it takes."""
         reply = passing.stream
         separator = None if reply is None else reply.separator
         assert reply is not None
@@ -433,7 +433,7 @@ class Front:
             raise NoReplica("too many replicas have died")
         except NoReplica as error:
             yield _render_frame(passing.request, separator, ServerError(503, "no_replica", str(error)))
-        except Exception as error:  # whatever it is, the client is to know that this is not the end of its answer
+        except Exception as error:  # whatever went wrong, the client must learn that its answer is not complete
             if not isinstance(error, RequestFailed):
                 logger.exception("an answer broke off")
             yield _render_frame(passing.request, separator, ServerError(500, "internal", str(error)))
@@ -451,7 +451,7 @@ class Front:
         return any(one.name not in passing.tried and one is not member for one in self.fleet.members)
 
     def _note_failure(self, passing: Passing, member: Member, why: Gone | str) -> None:
-        """The replica did not answer: it gets nothing until it reports again, and this request only if none is left."""
+        """Note that a replica did not answer: it gets nothing until it reports, this request only as a last resort."""
         logger.warning("replica %s has broken off: %s", member.name, why)
         passing.tried.add(member.name)
         if member is passing.owner:
@@ -465,13 +465,13 @@ class Front:
         return await member.lines.send(passing.request.method, passing.path, headers, passing.body)
 
     async def _ask(self, member: Member, passing: Passing, *headers: tuple[bytes, bytes]) -> tuple[Incoming, bytes]:
-        """A reply that is read whole."""
+        """Send the request; returns the whole reply."""
         request = passing.request
         reply = await member.lines.send(request.method, passing.path, [*passing.headers, *headers], passing.body)
         return reply, await reply.read_all()
 
     async def _ask_all(self, passing: Passing) -> Response:
-        """The first reply that does not say "not found": what is asked for lies in one replica."""
+        """Ask all replicas, as only one keeps the object; returns the first reply that does not say "not found"."""
         found = None
         for member in self.fleet.members:
             try:
@@ -504,7 +504,7 @@ class Front:
 
 
 def _clean_headers(request: Request) -> list[tuple[bytes, bytes]]:
-    """What a client said, without what concerns its connection and what only the front may say."""
+    """The client's headers, without those of its connection and those that only the front may send."""
     own = {*OWN_HEADERS, b"accept-encoding"}
     kept = [(name, value) for name, value in request.headers.raw if name not in own]
     kept = [(name, value) for name, value in kept if name.decode("latin-1") not in HOP_HEADERS]
@@ -512,7 +512,7 @@ def _clean_headers(request: Request) -> list[tuple[bytes, bytes]]:
 
 
 def _names_stored(passing: Passing) -> bool:
-    """Whether the request goes on from a reply, or names a part of one, that one replica has kept."""
+    """Return True if the request continues a stored reply, or names a part of one, which only one replica keeps."""
     if not passing.request.url.path.removeprefix("/v1").startswith("/responses"):
         return False
     if b"previous_response_id" not in passing.body and b"item_reference" not in passing.body:
@@ -522,12 +522,12 @@ def _names_stored(passing: Passing) -> bool:
         body = json.loads(passing.body)
         parts = body.get("input") if isinstance(body.get("input"), list) else []
         return bool(body.get("previous_response_id")) or any(part.get("type") == "item_reference" for part in parts)
-    except (ServerError, ValueError, AttributeError, RecursionError):  # whoever answers says what is wrong
+    except (ServerError, ValueError, AttributeError, RecursionError):  # the replica that answers reports the error
         return False
 
 
 async def _read_new(reply: Incoming, separator: bytes, progress: Continuation) -> AsyncIterator[bytes]:
-    """The frames of a reply that the client has not got yet, as many at a time as came together, or none of them."""
+    """Yield the frames of a reply that the client has not got yet, joined as they came together; may yield none."""
     reader = FrameReader(separator)
     async for data in reply.read():
         yield b"".join([frame for frame in reader.push(data) if progress.take(frame)])
@@ -536,7 +536,7 @@ async def _read_new(reply: Incoming, separator: bytes, progress: Continuation) -
 
 
 def _render(request: Request, failure: ServerError) -> Response:
-    """An error of the front's own, as the dialect of the path spells it."""
+    """An error of the front itself, in the form of the API that the path belongs to."""
     body = encode_json(_spell(request, failure))
     return Response(body, failure.status, failure.headers, "application/json")
 
@@ -554,5 +554,5 @@ def _spell(request: Request, failure: ServerError) -> Any:
 
 
 def _read_refusal(reply: Response) -> RequestFailed:
-    """Why a request that was accepted once is refused now."""
+    """The reason why a request that was accepted once is refused now."""
     return RequestFailed("error", f"the answer broke off and is refused now: {bytes(reply.body[:300])!r}")

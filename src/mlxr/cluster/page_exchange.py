@@ -1,16 +1,16 @@
-"""Pages that go from one process to another: what is lacking here, what can be lent, what was brought.
+"""Pages that one process fetches from another: finding the missing ones, lending, and receiving.
 
-A page is computed from the tokens before it alone, so whoever has the same model can use it. One side says which names
-it looks for and what it has of them (`seek`); the other side finds the longest boundary at which all of its groups have
-what it takes to go on, and holds the pages that the asker lacks while they are read (`lend`). States and the ends of
-windows belong to their boundary: they are lent together with the pages before it, or nothing is. What arrives is proved
-and put into the `Inbox`, where look-ups find it beside what is in memory and on disk. Whoever brings pages opens a
-`Delivery`, which reserves the bytes beforehand, so that what waits is bounded whatever comes.
+A page depends only on the tokens before it, so every process with the same model can use it. The receiver says which
+names it looks for and which of them it has (`seek`). The lender finds the longest boundary at which all of its groups
+have the pages needed to continue, and holds the pages that the receiver lacks while they are read (`lend`). States and
+the ends of windows belong to their boundary: they are lent together with the pages before it, or nothing is. Pages that
+arrive are verified and put into the `Inbox`, where look-ups find them beside those in memory and on disk. To bring
+pages, one opens a `Delivery`, which reserves their bytes first, so that the inbox is bounded.
 
-`Exchange` touches the books of the cache and is for the engine's thread, but for `export` from an arena on the host;
-the inbox is safe for one thread that takes and any number that bring. `PageExchange` is its asynchronous face: books
-are touched between two steps, bytes are read beside the steps where they lie in the host's memory, and those of a
-device by the engine's thread, one page between two steps. Knows no network.
+`Exchange` changes the book-keeping of the cache and is for the engine's thread, except `export` from an arena in host
+memory; the inbox is safe for one thread that takes and any number that bring. `PageExchange` is its asynchronous face:
+book-keeping is done between two steps; bytes in host memory are read while steps run, and those of a device by the
+engine's thread, one page between two steps. Uses no network.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ class Inbox:
         self.max_bytes = max_bytes
         self._pages: dict[PageName, tuple[ByteArray, Delivery]] = {}
         self._reserved_bytes = 0
-        self._lock = RLock()  # whoever is forgotten closes its delivery, in whichever thread and whatever that is at
+        self._lock = RLock()  # reentrant: garbage collection may close a delivery in any thread at any point
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes of pages that are here or may still come."""
+        """The bytes of pages that are here or may still come."""
         return self._reserved_bytes
 
     def open(self, wanted_bytes: int) -> Delivery:
-        """Room for pages of so many bytes, or of as many as are left."""
+        """Reserve room for `wanted_bytes` of pages, or for as many bytes as are left."""
         with self._lock:
             limit_bytes = max(0, min(wanted_bytes, self.max_bytes - self._reserved_bytes))
             self._reserved_bytes += limit_bytes
             return Delivery(self, limit_bytes)
 
     def contains(self, name: PageName) -> bool:
-        """Whether a page of that name is here."""
+        """Return True if a page of that name is here."""
         return name in self._pages
 
     def take(self, name: PageName) -> ByteArray | None:
-        """The bytes of the page of that name, which is no longer here then; None if it is not here."""
+        """Remove the page of that name and return its bytes; None if it is not here."""
         with self._lock:
             payload, delivery = self._pages.pop(name, (None, None))
             if payload is not None and delivery is not None:
@@ -72,7 +72,7 @@ class Inbox:
             return payload
 
     def put(self, name: PageName, payload: ByteArray, delivery: Delivery) -> bool:
-        """Keep a page of `delivery`, if that has room for it; whether it is here now, from whomever."""
+        """Keep a page if its `delivery` has room for it. Returns True if the page is here now, from any delivery."""
         with self._lock:
             if name in self._pages:
                 return True
@@ -84,7 +84,7 @@ class Inbox:
             return True
 
     def close(self, delivery: Delivery, *, drops: bool) -> None:
-        """Give back what `delivery` reserved: all of it and its pages, or what its pages do not take."""
+        """Release bytes that `delivery` reserved: all, with its pages, if it `drops`, else those left over."""
         with self._lock:
             if drops:
                 for name in delivery.names:
@@ -94,7 +94,7 @@ class Inbox:
             self._give_up(delivery, delivery.reserved_bytes - delivery.held_bytes)
 
     def check(self) -> None:
-        """Prove the bound and the books; raises AssertionError."""
+        """Check the bound and the book-keeping; raises AssertionError."""
         with self._lock:
             deliveries = {id(delivery): delivery for _, delivery in self._pages.values()}
             held_bytes = sum(payload.nbytes for payload, _ in self._pages.values())
@@ -111,7 +111,7 @@ class Inbox:
 
 
 class Delivery:
-    """Pages that are brought for one request, at most `limit_bytes`."""
+    """The pages that are brought for one request, at most `limit_bytes`."""
 
     def __init__(self, inbox: Inbox, limit_bytes: int) -> None:
         self._inbox = inbox
@@ -120,15 +120,15 @@ class Delivery:
         self.names: set[PageName] = set()
 
     def put(self, name: PageName, payload: ByteArray) -> bool:
-        """Bring a page whose bytes are proved; whether there was room for it."""
+        """Bring a page whose bytes are verified; returns True if it is here now."""
         return self._inbox.put(name, payload, self)
 
     def settle(self) -> None:
-        """No more pages come: what they do not take is free for others."""
+        """Note that no more pages come: bytes that they do not take are free for others."""
         self._inbox.close(self, drops=False)
 
     def close(self) -> None:
-        """Drop the pages that nobody has taken. May be called more than once."""
+        """Drop the pages that have not been taken. May be called more than once."""
         self._inbox.close(self, drops=True)
 
 
@@ -137,7 +137,7 @@ Here = Sequence[Sequence[bool]]  # for each group and each name, whether the pag
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """Of some names, `pages` can be gone on after already; `here` is what each group has."""
+    """The pages that a process lacks: it can continue after the first `pages`; `here` are the pages of each group."""
 
     pages: int
     here: Here
@@ -145,7 +145,7 @@ class Lack:
 
 @dataclass(frozen=True, slots=True)
 class LentPage:
-    """A page that may be read for a while: number `page` of its group's arena, or None where it is on disk."""
+    """A page that is lent to be read: number `page` of its group's arena, None if it is on disk."""
 
     name: PageName
     page: int | None
@@ -153,7 +153,7 @@ class LentPage:
 
 @dataclass(eq=False, slots=True)
 class Loan:
-    """Pages to lend, from which a text goes on after `boundary`; `held` are each group's pages kept meanwhile."""
+    """Lent pages, with which a text continues after `boundary` pages; `held` are the pages held in each group."""
 
     boundary: int
     pages: list[LentPage]
@@ -161,9 +161,9 @@ class Loan:
 
 
 class Exchange:
-    """Gives pages of `cache` to other processes and takes theirs, at most `inbox_bytes` of which wait here.
+    """Lends pages of `cache` to other processes and takes theirs, at most `inbox_bytes` of which wait here.
 
-    `models` are what the pages of each group belong to, `page_bytes` what one of each takes.
+    `models` identify the model that each group's pages belong to, `page_bytes` are the bytes of a page of each group.
     """
 
     def __init__(self, cache: KVCache, inbox_bytes: int) -> None:
@@ -175,24 +175,24 @@ class Exchange:
 
     @property
     def is_on_host(self) -> bool:
-        """Whether any thread may `export`."""
+        """True if any thread may `export`, as the pages are in host memory."""
         return self._groups[0].arena.is_on_host
 
     @property
     def linked_bytes(self) -> int:
-        """Bytes that each further page of a text takes."""
+        """The bytes that each further page of a text takes."""
         sizes = zip(self._groups, self.page_bytes, strict=True)
         return sum(size_bytes for group, size_bytes in sizes if group.is_linked)
 
     @property
     def boundary_bytes(self) -> int:
-        """Bytes that it takes at most, besides, to go on from a boundary: a state, and the ends of windows."""
+        """The most bytes that continuing from a boundary takes besides: a state, and the ends of windows."""
         far = 2**20  # a boundary behind all windows
         sizes = zip(self._groups, self.page_bytes, strict=True)
         return sum((far - group.first_needed(far)) * size_bytes for group, size_bytes in sizes if not group.is_linked)
 
     def seek(self, names: Sequence[bytes]) -> Lack:
-        """Look up the pages `names` of a text: which of them each group has here, and up to where it can go on."""
+        """Look up the pages `names` of a text: those that each group has, and how many the text can continue after."""
         here = [
             [self._has(group, name) or self.inbox.contains((group.number, name)) for name in names]
             for group in self._groups
@@ -200,7 +200,7 @@ class Exchange:
         return Lack(find_boundary(self._groups, lambda group, place: here[group][place], len(names)).pages, here)
 
     def lend(self, names: Sequence[bytes], lack: Lack, max_bytes: int) -> Loan:
-        """Hold what one who lacks that much needs to get further, at most `max_bytes` of it; empty if nothing helps.
+        """Hold pages that let a process with that `lack` continue later, at most `max_bytes`; empty if none help.
 
         The loan must be given back.
         """
@@ -223,24 +223,24 @@ class Exchange:
         return loan
 
     def give_back(self, loan: Loan) -> None:
-        """Nobody reads the pages of a loan any more."""
+        """Release the pages of a loan, which are not read any more."""
         self._loans.remove(loan)
         for group, pages in zip(self._groups, loan.held, strict=True):
             group.drop_holds(pages)
 
     def export(self, lent: LentPage, target: ByteArray) -> bool:
-        """Copy the bytes of a page that is lent to `target`; False if it is on disk no longer."""
+        """Copy the bytes of a lent page to `target`; returns False if it is no longer on disk."""
         if lent.page is None:
             return self._store is not None and self._store.read_into(lent.name, target)
         self._groups[lent.name[0]].arena.export_page(lent.page, target)
         return True
 
     def contains(self, name: PageName) -> bool:
-        """Tell whether a page of that name was brought and is still here."""
+        """Return True if a page of that name was brought and is still here."""
         return self.inbox.contains(name)
 
     def take(self, name: PageName) -> ByteArray | None:
-        """Return the bytes of a page that was brought, which is no longer here then; None if it is not."""
+        """Remove a page that was brought and return its bytes; None if it is not here."""
         return self.inbox.take(name)
 
     def list_lent(self, group: int) -> list[list[int]]:
@@ -248,7 +248,7 @@ class Exchange:
         return [loan.held[group] for loan in self._loans]
 
     def check(self) -> None:
-        """Prove the books of what was brought; raises AssertionError."""
+        """Check the book-keeping of the pages that were brought; raises AssertionError."""
         self.inbox.check()
 
     def _has(self, group: CacheGroup, name: bytes) -> bool:
@@ -256,9 +256,9 @@ class Exchange:
         return stored or group.index.get(name) is not None
 
     def _list_lacking(self, boundary: int, lack: Lack) -> list[tuple[int, int]]:
-        """Group and place of what is needed to go on after `boundary` pages and not there, pages in order last.
+        """List group and place of the pages needed to continue after `boundary` pages that the other side lacks.
 
-        So that of a model with pages alone whatever arrives is of use, however much of it that is.
+        Linked pages come last and in order, so that of a model with these alone any first part is of use.
         """
         return [
             (group.number, place)
@@ -268,7 +268,7 @@ class Exchange:
         ]
 
     def _hold(self, loan: Loan, names: Sequence[bytes], places: Sequence[tuple[int, int]]) -> None:
-        """Hold the pages in memory. Where pages are linked, all before them are held as well, as tables do."""
+        """Hold the pages in memory. If pages are linked, all before them are held as well, as page tables do."""
         for number, place in places:
             entry = self._groups[number].index.get(names[place])
             loan.pages.append(LentPage((number, names[place]), None if entry is None else entry.page))
@@ -285,7 +285,7 @@ T = TypeVar("T")
 
 
 class PageExchange:
-    """The asynchronous face of an engine's `Exchange`, whose `models`, `page_bytes` and the like it has."""
+    """The asynchronous face of an engine's `Exchange`, with the same `models`, `page_bytes` and the like."""
 
     def __init__(self, engine: EngineThread, inbox_bytes: int) -> None:
         exchange = Exchange(engine.cache, inbox_bytes)
@@ -294,24 +294,24 @@ class PageExchange:
         self.linked_bytes, self.boundary_bytes = exchange.linked_bytes, exchange.boundary_bytes
 
     def open_delivery(self, wanted_bytes: int) -> Delivery:
-        """Room for pages that are to be brought."""
+        """Reserve room for pages that are to be brought."""
         return self._exchange.inbox.open(wanted_bytes)
 
     async def seek(self, names: Sequence[bytes]) -> Lack:
-        """What there is of these pages; see `Exchange.seek`."""
+        """Look up these pages; see `Exchange.seek`."""
         return await self._call(lambda: self._exchange.seek(names))
 
     @asynccontextmanager
     async def lend(self, names: Sequence[bytes], lack: Lack, max_bytes: int) -> AsyncIterator[Loan]:
-        """Within, the pages that `Exchange.lend` chooses stay as they are."""
+        """Lend the pages that `Exchange.lend` chooses until the block ends."""
         lending = self._engine.post(lambda _: self._exchange.lend(names, lack, max_bytes))
         try:
             yield await asyncio.wrap_future(lending)
         finally:
-            lending.add_done_callback(self._give_back)  # also of whoever has been cancelled while it was lent
+            lending.add_done_callback(self._give_back)  # also if the caller is cancelled meanwhile
 
     async def read(self, lent: LentPage) -> tuple[bytes, ByteArray] | None:
-        """A page that is lent, as in the store: header and bytes. None where it is on disk no longer."""
+        """A lent page in the store's form: header and bytes. None if it is no longer on disk."""
         group, key = lent.name
         payload = allocate_payload(self.page_bytes[group])
 

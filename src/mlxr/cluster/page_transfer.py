@@ -1,21 +1,20 @@
-"""Pages that replicas of one cluster fetch from each other: what a replica knows of the others, fetching, and lending.
+"""Pages that replicas of one cluster fetch from each other: the state of the peers, fetching, and lending.
 
-Replicas know each other by a token, which the front makes when it starts and tells with its reply to each report.
+Replicas prove themselves by a token, which the front makes when it starts and sends in its reply to each report.
 
-Fetching: the front names the replica that has pages of a prompt. What is here already is not asked for. All that comes
-within the time and is proved right waits in the inbox, where the request's look-up finds it; the rest is computed. So a
-fetch that fails in whatever way costs at most the time that it may take. The connection is read by a thread, since a
-page takes the processor for a while to prove.
+Fetching: the front names the replica that has pages of a prompt. Pages that are here already are not asked for. Pages
+that come in time and pass their check wait in the inbox, where the request's look-up finds them; the rest is computed.
+So a failed fetch costs at most the time that it may take. A thread reads the connection, since checking a page keeps
+the processor busy for a while.
 
-Lending: requests without the token are refused. What is read is bounded before it is read, what is sent by the bytes of
-the setting `fetch_bytes` and in time, and few are answered at once, since pages that are lent cannot be evicted
-meanwhile.
+Lending: requests without the token are refused. The size of a request is checked before it is read; replies are bounded
+by the setting `fetch_bytes` and in time, and few are sent at once, since lent pages cannot be evicted meanwhile.
 
 An ask is little-endian: magic `MLXRWANT`, version, groups of the model, names, names known up to a boundary, most bytes
-wanted; then what the pages of each group belong to (32 bytes each), the names (32 bytes each), and for each group a bit
-for each name that is there already, the first in the lowest bit. The reply is pages one after the other in the form
-that they have on disk (`cache/store`). Who reads it allocates what it knows a page to take, for names that it asked
-for, once each, within the bytes that it reserved; each page is proved by its checksum before it counts.
+wanted; then the id of each group's model (32 bytes each), the names (32 bytes each), and for each group a bit for each
+name that is there already, the first in the lowest bit. The reply is the pages one after the other in their form on
+disk (`cache/store`). The reader allocates only the known size of a page, for names that it asked for, once each, within
+the bytes that it reserved; each page must pass its checksum before it counts.
 """
 
 from __future__ import annotations
@@ -50,25 +49,25 @@ MAX_NAMES, MAX_GROUPS = 65_536, 64
 _HEAD = struct.Struct("<8sIIIIQ")
 MAX_ASK_BYTES = _HEAD.size + MAX_GROUPS * KEY_BYTES + MAX_NAMES * KEY_BYTES + MAX_GROUPS * MAX_NAMES // 8
 
-ReadInto = Callable[[memoryview], int]  # fills a part of what it is given; how much, 0 at the end
+ReadInto = Callable[[memoryview], int]  # fills a part of the buffer; returns how many bytes, 0 at the end
 
 
 class Refusal(StrEnum):
-    """Why pages did not come, or not all of them."""
+    """The reason why pages did not come, or not all of them."""
 
     UNREACHABLE = "unreachable"  # no connection, or it broke
     LATE = "late"  # the time was up
     AVOIDED = "avoided"  # it was unreachable or late a moment ago, so it was not asked
     BUSY = "busy"  # here or there, too many fetch already
-    FORBIDDEN = "forbidden"  # the other one does not know our token
-    MODEL = "model"  # the other one has another model, or pages of another form
+    FORBIDDEN = "forbidden"  # the peer does not accept our token
+    MODEL = "model"  # the peer has another model, or pages of another form
     FAILED = "failed"  # any other refusal
     HALF_SENT = "half_sent"  # the stream ended within a page
     NOT_ASKED = "not_asked"  # a page that was not asked for, twice, too large, or beyond the bytes that were wanted
     DAMAGED = "damaged"  # a page whose checksum is wrong, or something else in its place
 
 
-class Refused(Exception):  # caught where pages are fetched: they are computed then
+class Refused(Exception):  # caught by the fetcher; the pages are computed instead
     """No further page is taken; `cause` says why."""
 
     def __init__(self, cause: Refusal) -> None:
@@ -78,7 +77,7 @@ class Refused(Exception):  # caught where pages are fetched: they are computed t
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What is asked for: the pages `names` of `models`, but for those that `lack` says are there."""
+    """A request for the pages `names` of `models`, except those that are there according to `lack`."""
 
     models: tuple[bytes, ...]
     names: list[bytes]
@@ -93,7 +92,7 @@ class Ask:
 
     @classmethod
     def parse(cls, data: bytes) -> Ask:
-        """Reverses `pack`; raises ValueError saying what is wrong."""
+        """Reverse `pack`; raises ValueError that names the fault."""
         if len(data) < _HEAD.size:
             raise ValueError(f"an ask has at least {_HEAD.size} bytes, not {len(data)}")
         magic, version, groups, names, pages, max_bytes = _HEAD.unpack(data[: _HEAD.size])
@@ -110,7 +109,7 @@ class Ask:
         return cls(tuple(keys[:groups]), keys[groups:], Lack(pages, here), max_bytes)
 
     def list_wanted(self) -> set[PageName]:
-        """Everything that may be sent."""
+        """The names of all pages that may be sent."""
         return {
             (group, name)
             for group, row in enumerate(self.lack.here)
@@ -120,9 +119,9 @@ class Ask:
 
 
 def take_pages(read_into: ReadInto, ask: Ask, page_bytes: Sequence[int], delivery: Delivery) -> int:
-    """Read pages to the end of the stream, and put each into `delivery` as soon as it is proved; how many there were.
+    """Read pages to the end of the stream, check each and put it into `delivery`; returns their number.
 
-    Raises Refused at the first one that is not as it must be; those before it stay.
+    Raises Refused at the first bad page; those before it stay.
     """
     wanted, header = ask.list_wanted(), bytearray(HEADER_BYTES)
     pages = 0
@@ -150,7 +149,7 @@ def take_pages(read_into: ReadInto, ask: Ask, page_bytes: Sequence[int], deliver
 
 
 def _fill(read_into: ReadInto, target: memoryview) -> bool:
-    """Fill `target`; False where the stream has ended, Refused where it ends within."""
+    """Fill `target`; returns False at the end of the stream, raises Refused if it ends within."""
     filled = 0
     while filled < len(target):
         count = read_into(target[filled:])
@@ -163,31 +162,31 @@ def _fill(read_into: ReadInto, target: memoryview) -> bool:
 
 
 PAGES_PATH = "/cluster/pages"
-PEER, TOKEN = b"x-mlxr-peer", b"x-mlxr-token"  # headers: where pages can be fetched, and who may say so
+PEER, TOKEN = b"x-mlxr-peer", b"x-mlxr-token"  # headers: the replica to fetch pages from, and the token that allows it
 WEIGHT = 0.3  # of the newest measurement
-KEPT_S = 60.0  # after which a speed is unknown again: a link that was bad may be good
+KEPT_S = 60.0  # then a speed is unknown again: a bad link may have become good
 
 
 class LinkSpeed:
-    """Bytes per second of the last fetches, 0 where that is not known."""
+    """The bytes per second of the last fetches, 0 if not known."""
 
     def __init__(self) -> None:
         self._bytes_per_s = self._at_s = 0.0
 
     def note(self, size_bytes: int, seconds: float) -> None:
-        """A fetch brought so many bytes."""
+        """Take in a fetch that brought so many bytes."""
         now_s, known = monotonic(), self.read()
         measured = max(1.0, size_bytes / max(seconds, 1e-6))
         self._bytes_per_s = measured if known == 0 else (1 - WEIGHT) * known + WEIGHT * measured
         self._at_s = now_s
 
     def read(self) -> float:
-        """Return the speed, as far as it is known."""
+        """Return the speed, 0 if not known."""
         return self._bytes_per_s if monotonic() - self._at_s < KEPT_S else 0.0
 
 
 class PeerCounts:
-    """The metrics of a replica about pages that travel."""
+    """The metrics of a replica about fetched and lent pages."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.pages = Counter("mlxr_fetched_pages", "Cache pages that came from other replicas", registry=registry)
@@ -201,7 +200,8 @@ class PeerCounts:
 
 
 class Peers:
-    """`token` is empty until the front has told it, `exchange` None until the model is loaded."""
+    """The state that fetching and lending share. `token` is empty until the front sends it, `exchange` None until the
+    model is loaded."""
 
     def __init__(self, registry: CollectorRegistry, max_bytes: int, timeout_s: float) -> None:
         self.token = ""
@@ -210,11 +210,11 @@ class Peers:
         self.max_bytes, self.timeout_s = max_bytes, timeout_s
 
     def admits(self, token: str) -> bool:
-        """Whether `token` is the cluster's."""
+        """Return True if `token` is the cluster's."""
         return bool(self.token) and hmac.compare_digest(token.encode(), self.token.encode())
 
     def describe_link(self) -> Link | None:
-        """What it takes to fetch pages; None where none can be."""
+        """The sizes and the speed of fetches; None if pages cannot be fetched."""
         exchange = self.exchange
         if exchange is None or not self.max_bytes or not self.timeout_s:
             return None
@@ -223,7 +223,7 @@ class Peers:
 
 MAX_FETCHES = 4
 MEASURED_BYTES = 2**18  # fewer say little about the speed of a link
-AVOIDED_S = 10.0  # during which a replica that was lost is not asked again
+AVOIDED_S = 10.0  # a lost replica is not asked again for so long
 CAUSES = {403: Refusal.FORBIDDEN, 409: Refusal.MODEL, 503: Refusal.BUSY}
 
 
@@ -234,23 +234,22 @@ class Fetcher:
         self._peers = peers
         self._threads = WorkThreads("mlxr-fetch", MAX_FETCHES)
         self._fetches = 0
-        self._avoided: dict[str, float] = {}  # replicas that were lost, and until when they are not asked
+        self._avoided: dict[str, float] = {}  # lost replicas, and the time until which they are not asked
         self._coming: dict[bytes, asyncio.Future[None]] = {}  # by the first page that is on its way
 
     @property
     def is_fetching(self) -> bool:
-        """Whether pages are on their way."""
+        """True if pages are on their way."""
         return bool(self._coming)
 
     def from_peer(self, url: str | None) -> PeerPages:
-        """The pages of the replica at `url`, for one request; of None those that are on their way for others."""
+        """The pages of the replica at `url` for one request; None: only those that are on their way for others."""
         return PeerPages(self, url)
 
     async def fetch(self, url: str | None, names: Sequence[bytes]) -> Delivery | None:
-        """Bring what the replica at `url` has of the pages `names`; None if nothing was asked for.
+        """Bring those of the pages `names` that the replica at `url` has; None if nothing was asked for.
 
-        Those that are on their way for another request are waited for. The delivery is the caller's to close. Raises
-        EngineStopped.
+        Waits for pages that are on their way for another request. The caller closes the delivery. Raises EngineStopped.
         """
         exchange, peers = self._peers.exchange, self._peers
         if exchange is None or not peers.max_bytes or not peers.timeout_s:
@@ -287,7 +286,7 @@ class Fetcher:
         return delivery
 
     async def _fetch(self, url: str, ask: Ask, exchange: PageExchange, delivery: Delivery) -> None:
-        """Wait for pages no longer than is allowed, and count them."""
+        """Wait for pages no longer than allowed, and count them."""
         counts, start_s, connection = self._peers.counts, monotonic(), _Connection(url, self._peers)
         self._fetches += 1
         reading = self._threads.submit(connection.read, ask, exchange.page_bytes, delivery)
@@ -324,14 +323,14 @@ class PeerPages:
         self._fetcher, self._url = fetcher, url
 
     async def bring(self, names: Sequence[bytes]) -> Delivery | None:
-        """Bring what there is of the pages `names`; whatever happens, the request goes on."""
-        with suppress(EngineStopped):  # which submitting the request will say
+        """Bring the pages `names` that there are; failures do not stop the request."""
+        with suppress(EngineStopped):  # submitting the request raises it again
             return await self._fetcher.fetch(self._url, names)
         return None
 
 
 class _Connection:
-    """One connection to a replica, read by a thread and closed by whoever does not wait any longer."""
+    """One connection to a replica: a thread reads it, another may close it to stop waiting."""
 
     def __init__(self, url: str, peers: Peers) -> None:
         self._url, self._token, self._timeout_s = url, peers.token, peers.timeout_s
@@ -339,7 +338,7 @@ class _Connection:
         self._is_closed = False
 
     def read(self, ask: Ask, page_bytes: Sequence[int], delivery: Delivery) -> int:
-        """Ask and take what comes; raises Refused, OSError or HTTPException."""
+        """Send the ask and take the pages; raises Refused, OSError or HTTPException."""
         try:
             parts = urlsplit(self._url)
             host, port = parts.hostname, parts.port
@@ -363,7 +362,7 @@ class _Connection:
             connection.close()
 
     def close(self) -> None:
-        """End what `read` waits for. May be called more than once, from any thread."""
+        """End the wait of `read`. May be called more than once, from any thread."""
         self._is_closed = True
         if self._socket is not None:
             with suppress(OSError):

@@ -1,13 +1,13 @@
-"""Which replicas hold which pages: one dictionary from page keys to replicas, kept up to date by numbered reports.
+"""The table of the pages that replicas hold: a dictionary from page keys to replicas, kept up to date by reports.
 
-A page's key is the chained hash of all tokens up to its end (`cache/prefix.py`), so whoever holds the last key of a
-prefix holds the prefix. Keys are cut to 8 bytes here: some two of n pages have the same cut key with a chance of
-n² / 2^65, that is 4 in 10^7 for four million pages. The only harm then is a request that finds less in the cache than
-expected, because replicas look up their pages by the full key.
+A page's key is the chained hash of all tokens up to its end (`cache/prefix.py`), so a replica that holds the last key
+of a prefix holds the prefix. Keys are cut to 8 bytes here: some two of n pages have the same cut key with a probability
+of n² / 2^65, that is 4 in 10^7 for four million pages. The only harm then is a request that finds less in the cache
+than expected, because replicas look up their pages by the full key.
 
 A page is known because its replica reported it, or it is expected because a request that computes it was sent there.
-Expected pages that are not reported in time are forgotten. Reports are numbered. When one is missing, what it said is
-unknown until the replica has sent a whole list; until then the table may be wrong, which costs time and nothing else.
+Expected pages that are not reported in time are forgotten. Reports are numbered. If one is missing, the table may be
+wrong until the replica has sent a whole list; that costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KEY_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class PageDelta:
-    """What has changed in a replica's cache since the report before, or, if `whole`, all that is in it (`added`).
+    """The changes in a replica's cache since the report before, or, if `whole`, all its pages (`added`).
 
     Reports of a replica are numbered from 0 on. A page that came and went in between, or went and came, is in neither.
     """
@@ -35,29 +35,29 @@ class PageDelta:
 
 @dataclass(slots=True)
 class _Pages:
-    """One replica's cut keys. `reported` and `expected` (with the time when it is given up) share no key."""
+    """One replica's cut keys. `reported` and `expected` (key to the time when it is given up) share no key."""
 
     reported: set[bytes] = field(default_factory=set)
     expected: dict[bytes, float] = field(default_factory=dict)
-    promises: deque[tuple[float, list[bytes]]] = field(default_factory=deque)  # by time, the earliest first
+    promises: deque[tuple[float, list[bytes]]] = field(default_factory=deque)  # expected keys, the earliest time first
     sequence: int = -1
     wants_whole: bool = False
 
 
 class PrefixTable:
-    """Replicas by the pages they hold. `seed` is for drawing some of the many that hold a popular page."""
+    """Replicas by the pages they hold. `seed` is for drawing some of many holders of a popular page."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = Random(seed)
         self._replicas: dict[str, _Pages] = {}
-        self._holders: dict[bytes, str | list[str]] = {}  # most pages have one holder, who then needs no list
+        self._holders: dict[bytes, str | list[str]] = {}  # most pages have one holder, which is kept without a list
 
     def __len__(self) -> int:
-        """How many different pages are known."""
+        """The number of different pages that are known."""
         return len(self._holders)
 
     def add(self, replica: str) -> None:
-        """A replica without pages."""
+        """Add a replica without pages."""
         self._replicas[replica] = _Pages()
 
     def remove(self, replica: str) -> None:
@@ -67,14 +67,14 @@ class PrefixTable:
             self._release(key, replica)
 
     def wants_whole(self, replica: str) -> bool:
-        """Whether a report is missing, so that the replica should send all it has."""
+        """Return True if a report is missing, so that the replica should send all its pages."""
         return self._replicas[replica].wants_whole
 
     def apply(self, replica: str, delta: PageDelta) -> None:
-        """Take in a report. Old ones change nothing, and one that comes after a gap still says what it says.
+        """Take in a report. Old ones change nothing; one that comes after a gap still counts.
 
-        A whole list is taken when it is newer or when one is wanted. Number 0 means that the replica has begun anew.
-        Should an old list be taken by this, the next report shows a gap again.
+        A whole list is taken if it is newer or one is wanted. Number 0 means that the replica has begun anew. If this
+        lets an old list through, the next report shows a gap again.
         """
         pages = self._replicas[replica]
         if delta.whole:
@@ -95,7 +95,7 @@ class PrefixTable:
                 self._release(cut, replica)
 
     def expect(self, replica: str, keys: Iterable[bytes], until_s: float) -> None:
-        """A request was sent that will leave the pages `keys` there; they count until `until_s` at least."""
+        """Note that a request was sent that will leave the pages `keys` there; they count until `until_s` at least."""
         pages = self._replicas[replica]
         if pages.promises:
             until_s = max(until_s, pages.promises[-1][0])
@@ -123,8 +123,8 @@ class PrefixTable:
     def find(self, keys: Sequence[bytes], limit: int) -> dict[str, int]:
         """At most `limit` replicas that hold some of the pages `keys`, with how many; those that hold most come first.
 
-        Costs some look-ups, however many replicas there are. As a replica that holds a page holds those before it, the
-        holders of a key are among those of each key before it, and the keys where there are more can be bisected for.
+        Costs a few look-ups, however many replicas there are: a replica that holds a page holds those before it, so
+        each key's holders are among those of the key before, and a bisection finds the keys where they become more.
         """
         found: dict[str, int] = {}
         pages = len(keys)
@@ -139,7 +139,7 @@ class PrefixTable:
         return found
 
     def _find_more(self, keys: Sequence[bytes], at_most: int, count: int) -> int:
-        """The last of the first `at_most` keys with more holders than `count`, as its place from 1 on; 0 for none."""
+        """The place (from 1) of the last of the first `at_most` keys that has more holders than `count`; 0 for none."""
         get, low, high = self._holders.get, 0, at_most
         while low < high:
             middle = (low + high + 1) // 2
@@ -151,7 +151,7 @@ class PrefixTable:
         return low
 
     def count_pages(self, replica: str, keys: Sequence[bytes], at_most: int, *, is_reported: bool = False) -> int:
-        """How many of the first `at_most` pages `keys` the replica holds, or has reported to hold, by bisection."""
+        """Count by bisection those of the first `at_most` pages that the replica holds (`is_reported`: reported)."""
         pages = self._replicas[replica]
         low, high = 0, at_most
         while low < high:
@@ -164,7 +164,7 @@ class PrefixTable:
         return low
 
     def check(self) -> None:
-        """Prove that holders and the replicas' own pages agree; raises AssertionError."""
+        """Check that holders and the replicas' own pages agree; raises AssertionError."""
         held: dict[bytes, list[str]] = {}
         for name, pages in self._replicas.items():
             if not pages.reported.isdisjoint(pages.expected):
@@ -184,7 +184,7 @@ class PrefixTable:
             raise AssertionError(f"{len(held)} pages are held, {len(self._holders)} have holders")
 
     def _draw(self, holders: list[str], limit: int) -> list[str]:
-        """All `holders`, or `limit` of them, neighbours from a place drawn at random."""
+        """All `holders`, or `limit` neighbours among them from a random place."""
         if len(holders) <= limit:
             return holders
         start = int(self._random.random() * len(holders))

@@ -1,15 +1,15 @@
-"""One engine of a cluster, the server of one machine that also tells how it is, and the front's connections to it.
+"""One replica of a cluster, that is a server which also reports its state, and the front's connections to it.
 
-The front passes requests on as they came. A request may bring the identity that its reply shall have, ask which pages
-its prompt fills instead of being answered, and name a replica that has pages of its prompt. Other replicas may ask for
-pages. Several times a second a `Report` goes to the front.
+The front passes requests on unchanged. A request may set the identity of its reply, ask for the pages that its prompt
+fills instead of an answer, and name a replica that has pages of its prompt. Other replicas may ask for pages. Several
+times a second a `Report` goes to the front.
 
 Each connection of the front is a client of httpx of its own: httpx's pool looks at all of its connections for every
 request, which takes most of a processor when there are hundreds. Free ones wait on a stack, so the one used last is
-used next, and those that are never needed any more are let go by the replica. A reply is passed on whole, or as it
-grows; when a client leaves, the replica's answer is closed. A stream that broke off is begun anew elsewhere:
-`Continuation` keeps a short mark of each frame that was passed on, drops as many of the repeated stream and compares
-them. It knows server-sent events and lines of JSON, and of all dialects only the names of what may differ.
+used next, and the replica closes those that stay idle. A reply is passed on whole, or as it grows; when a client
+leaves, the replica's answer is closed. A stream that broke off is begun anew elsewhere: `Continuation` keeps a short
+mark of each frame that was passed on, drops as many frames of the repeated stream and compares them. It knows
+server-sent events and lines of JSON, and of each API only the names of the fields that may differ.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ VOLATILE = frozenset(
         "tokens_cached",
     }
 )
-PROGRESS = "prompt_progress"  # frames with it tell how far the prompt is computed, and are no part of the answer
+PROGRESS = "prompt_progress"  # frames with it report the progress of the prompt, and are no part of the answer
 # Types of frames that are sent as soon as a request is accepted, before its prompt is computed.
 OPENINGS = frozenset({"message_start", "ping", "response.created", "response.queued", "response.in_progress"})
 
@@ -78,7 +78,7 @@ class FrameReader:
         return [frame + self._separator for frame in frames]
 
     def take_rest(self) -> bytes:
-        """What the stream ends with behind its last whole frame."""
+        """Return the rest of the stream after its last whole frame."""
         rest, self._rest = self._rest, b""
         return rest
 
@@ -86,27 +86,27 @@ class FrameReader:
 class Continuation:
     """Remembers how much of a stream a client has got. `begin` is called for each try, and `take` for each frame of it.
 
-    `is_computed` once the current try has brought a token, so that its prompt is computed.
+    `is_computed` is True once the current try has brought a token, so that its prompt is computed.
     """
 
     def __init__(self) -> None:
         self.is_computed = False
         self._passed: dict[int, list[bytes]] = {}  # marks by answer
-        self._due: dict[int, deque[bytes]] = {}  # of the frames that the current try must repeat first
+        self._due: dict[int, deque[bytes]] = {}  # marks of the frames that the current try must repeat first
         self._is_repeat = False
 
     @property
     def has_begun(self) -> bool:
-        """Whether the client has got any part of the answer."""
+        """True if the client has got any part of the answer."""
         return bool(self._passed)
 
     def begin(self) -> None:
-        """The stream is made once more, from its start."""
+        """Note that the stream is made once more, from its start."""
         self._is_repeat, self.is_computed = self.has_begun, False
         self._due = {answer: deque(marks) for answer, marks in self._passed.items()}
 
     def take(self, frame: bytes) -> bool:
-        """Whether the client gets the frame; raises RequestFailed where a repeated one is not what it was."""
+        """Return True if the client gets the frame; raises RequestFailed if a repeated one differs."""
         if frame.startswith(b":"):
             return True
         values = _read_values(frame)
@@ -124,7 +124,7 @@ class Continuation:
 
 
 def _read_values(frame: bytes) -> list[dict[str, Any]]:
-    """The JSON objects of a frame: of its lines of data, or the line that it is."""
+    """The JSON objects in a frame: in its `data` lines, or the frame itself if it is a line of JSON."""
     values = []
     for line in frame.splitlines():
         text = line[5:] if line.startswith(b"data:") else line
@@ -134,14 +134,14 @@ def _read_values(frame: bytes) -> list[dict[str, Any]]:
 
 
 def _is_opening(value: dict[str, Any]) -> bool:
-    """Whether an object may come before the first token."""
+    """Return True if the object may come before the first token."""
     choices = value.get("choices") or [{}]
     says_turn = "role" in choices[0].get("delta", {})
     return says_turn or PROGRESS in value or value.get("type") in OPENINGS
 
 
 def _find_answer(values: list[dict[str, Any]]) -> int:
-    """Which of several answers in one stream a frame belongs to: they may come in another order next time."""
+    """The number of the answer that a frame belongs to: several in one stream may come in another order next time."""
     for value in values:
         choices = value.get("choices")
         if choices:
@@ -163,7 +163,7 @@ def _drop_volatile(value: Any) -> Any:
 
 
 def separator_of(media_type: str) -> bytes | None:
-    """What ends a frame of a stream of that type; None for what is no stream."""
+    """The bytes that end a frame of a stream of that type; None if it is no stream."""
     kind = media_type.partition(";")[0].strip()
     return {"text/event-stream": b"\n\n", "application/x-ndjson": b"\n"}.get(kind)
 
@@ -171,7 +171,7 @@ def separator_of(media_type: str) -> bytes | None:
 logger = logging.getLogger(__name__)
 CONNECT_S = 5.0
 MAX_FREE = 256  # connections that are kept for later
-FREE_S = 30.0  # after which a free connection is not used again
+FREE_S = 30.0  # a connection that was free for longer is not used again
 LIMITS = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=FREE_S)
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -184,7 +184,7 @@ Connect = Callable[[], httpx.AsyncClient]
 
 
 def connect() -> httpx.AsyncClient:
-    """A client for one connection. Replicas speak plain HTTP, and no proxy of the environment stands before them."""
+    """A client for one connection. Replicas speak plain HTTP; proxies of the environment are not used."""
     timeout = httpx.Timeout(None, connect=CONNECT_S)
     return httpx.AsyncClient(limits=LIMITS, timeout=timeout, trust_env=False, verify=False)
 
@@ -195,11 +195,11 @@ class Lines:
     def __init__(self, url: str, connect: Connect) -> None:
         self._url, self._connect = url, connect
         self._free: list[httpx.AsyncClient] = []
-        self._waits: set[asyncio.Timeout] = set()  # of those that wait for the replica
+        self._waits: set[asyncio.Timeout] = set()  # of the tasks that wait for the replica
         self._is_closed = False
 
     async def send(self, method: str, path: str, headers: Headers, body: bytes) -> Incoming:
-        """The reply as soon as its head is there; close it. Raises Gone."""
+        """Send a request; returns the reply as soon as its head is there, which the caller closes. Raises Gone."""
         client = self._free.pop() if self._free else self._connect()
         request = client.build_request(method, self._url + path, headers=list(headers), content=body)
         try:
@@ -210,14 +210,14 @@ class Lines:
             raise
 
     async def give_back(self, client: httpx.AsyncClient) -> None:
-        """A connection is free."""
+        """Take back a connection that is free."""
         if self._is_closed or len(self._free) >= MAX_FREE:
             await _end(client)
         else:
             self._free.append(client)
 
     async def close(self) -> None:
-        """The replica has died: whoever waits for it is told, and all connections end."""
+        """Note that the replica has died: end all waiting for it, and close all connections."""
         self._is_closed = True
         for wait in self._waits:
             wait.reschedule(0.0)
@@ -227,10 +227,10 @@ class Lines:
 
     @asynccontextmanager
     async def wait(self) -> AsyncIterator[None]:
-        """Around whatever waits for the replica; raises Gone for all that goes wrong, and once it has died.
+        """Wrap code that waits for the replica; raises Gone for every error in it, and once the replica has died.
 
-        Which errors there are is up to the library, the system and the event loop; none of them may end an answer that
-        can go on elsewhere.
+        The errors depend on the library, the system and the event loop; none of them may end an answer that another
+        replica can continue.
         """
         if self._is_closed:
             raise Gone("it has died")
@@ -246,7 +246,7 @@ class Lines:
 
 
 class Incoming:
-    """A reply that has begun."""
+    """A reply whose head has come."""
 
     def __init__(self, lines: Lines, client: httpx.AsyncClient, reply: httpx.Response) -> None:
         self._lines, self._client, self._reply = lines, client, reply
@@ -256,11 +256,11 @@ class Incoming:
 
     @property
     def separator(self) -> bytes | None:
-        """What ends a frame, where the reply is an answer in frames; else None."""
+        """The bytes that end a frame if the reply is an answer in frames; else None."""
         return separator_of(self.headers.get("content-type", "")) if self.status == 200 else None
 
     async def read(self) -> AsyncIterator[bytes]:
-        """The bytes as they come; raises Gone."""
+        """Yield the bytes as they come; raises Gone."""
         chunks = self._reply.aiter_raw()
         while True:
             async with self._lines.wait():
@@ -270,7 +270,7 @@ class Incoming:
             yield chunk
 
     async def read_all(self) -> bytes:
-        """The whole body, and close; raises Gone."""
+        """Return the whole body, and close; raises Gone."""
         try:
             async with self._lines.wait():
                 return await self._reply.aread()
@@ -278,7 +278,7 @@ class Incoming:
             await self.close()
 
     async def close(self) -> None:
-        """Let go of it, so that a replica that still answers stops."""
+        """Close the reply, so that a replica that still answers stops."""
         if not self._is_closed:
             self._is_closed = True
             try:
@@ -288,7 +288,7 @@ class Incoming:
 
 
 async def _end(ending: httpx.AsyncClient | httpx.Response) -> None:
-    """Close it; whatever goes wrong concerns nobody any more."""
+    """Close it; errors no longer matter."""
     try:
         await ending.aclose()
     except Exception as error:
@@ -302,7 +302,7 @@ TOLD_BY_RAY = frozenset({"x-request-id"})
 class PassedStream(StreamingResponse):
     """An answer as it grows. When the client leaves, the frames are closed, and with them the replica's answer.
 
-    `leave` is called at the end in any case, as frames that nobody has begun to read cannot close what they read from.
+    `leave` is always called at the end: a generator of frames that was never started cannot close its source.
     """
 
     def __init__(self, frames: AsyncIterator[bytes], reply: Incoming, leave: Callable[[], Awaitable[None]]) -> None:
@@ -311,7 +311,7 @@ class PassedStream(StreamingResponse):
         self._leave = leave
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all frames, or as many as the client stays for."""
+        """Send all frames, or those until the client leaves."""
         del scope
         try:
             await self._send_while_there(receive, send)
@@ -344,7 +344,7 @@ def copy_reply(reply: Incoming, content: bytes) -> Response:
 
 
 def read_headers(reply: Incoming) -> list[tuple[bytes, bytes]]:
-    """Pick the headers for the client, without those of one connection and the id, which Ray Serve tells itself."""
+    """Pick the headers for the client, without those of one connection and the id, which Ray Serve sends itself."""
     return [
         (name.lower(), value)
         for name, value in reply.headers.raw
@@ -356,7 +356,7 @@ WEIGHT = 0.3  # of the newest measurement
 
 
 class Pace:
-    """Tokens of prompts per second and seconds per step, each an average over the reports in which there was such."""
+    """Prompt tokens per second and seconds per step, each averaged over the reports that had such work."""
 
     def __init__(self) -> None:
         self._before: EngineReport | None = None
@@ -364,14 +364,14 @@ class Pace:
         self._prefill_per_s = self._step_s = 0.0
 
     def note(self, report: EngineReport, now_s: float) -> Load:
-        """Take in the next report, read at `now_s`, and tell the load with the speeds so far."""
+        """Take in the next report, read at `now_s`; returns the load with the speeds so far."""
         before, seconds = self._before, now_s - self._at_s
         if before is not None and seconds > 0:
             steps = report.steps - before.steps
             if steps > 0 and before.running and report.running:
                 self._step_s = _blend(self._step_s, seconds / steps)
             tokens = report.prefill_tokens - before.prefill_tokens
-            if tokens > 0 and before.waiting_tokens and report.waiting_tokens:  # it had prompts all the while
+            if tokens > 0 and before.waiting_tokens and report.waiting_tokens:  # it had prompts to compute all the time
                 self._prefill_per_s = _blend(self._prefill_per_s, tokens / seconds)
         self._before, self._at_s = report, now_s
         return Load(report.waiting_tokens, report.running, self._prefill_per_s, self._step_s)
@@ -389,7 +389,7 @@ DRAIN_STEP_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a replica tells the front: how to reach it, what it has to do, and which pages it can find."""
+    """A replica's report to the front: its address, its load, and the pages that it can find."""
 
     replica: str
     url: str
@@ -401,7 +401,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the front tells a replica: whether all pages should be told next time, and the token of the cluster."""
+    """The front's reply to a report: whether the next one should name all pages, and the token of the cluster."""
 
     wants_whole: bool
     token: str
@@ -411,7 +411,7 @@ SendReport = Callable[[Report], Awaitable[Reply]]
 
 
 class Inner:
-    """Around the whole server: takes the front's headers off a request and does what they say, and lends pages."""
+    """A wrapper of the whole server: removes and obeys the front's headers of a request, and lends pages."""
 
     def __init__(self, app: ASGIApp, peers: Peers) -> None:
         self._app, self._peers = app, peers
@@ -436,7 +436,7 @@ class Inner:
 
 
 async def tell_plan(_: Request, planned: Exception) -> Response:
-    """The answer to who asks for a plan: the names of the prompt's pages, cut as the router knows them."""
+    """The answer to a request for a plan: the names of the prompt's pages, cut as the router knows them."""
     assert isinstance(planned, Planned)
     names = planned.names
     keys = b"".join(key[:KEY_BYTES] for key in names.keys)
@@ -444,7 +444,7 @@ async def tell_plan(_: Request, planned: Exception) -> Response:
 
 
 def build_replica_app(settings: Settings) -> Starlette:
-    """The server's application with what the front asks for."""
+    """The server's application with the parts for the front and other replicas."""
     app = build_app(settings)
     app.state.peers = Peers(app.state.parts.metrics.registry, settings.fetch_bytes, settings.fetch_timeout_s)
     app.add_exception_handler(Planned, tell_plan)
@@ -459,11 +459,11 @@ class ReplicaServer(Server):
         super().__init__(app, settings)
         self._app, self._name, self._url, self._send_report = app, name, url, send
         self._reporting: asyncio.Task[None] | None = None
-        self.report: Report | None = None  # the last one
+        self.report: Report | None = None  # the last report
 
     @property
     def has_failed(self) -> bool:
-        """Whether it reports no more, as its engine has stopped, say."""
+        """True if it has ceased to report, for example because its engine has stopped."""
         return self._reporting is not None and self._reporting.done() and not self._reporting.cancelled()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -472,7 +472,7 @@ class ReplicaServer(Server):
         self._reporting = asyncio.create_task(self._report_on())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End as a server does; at a forced end the front sees that answers break off, rather than their last words."""
+        """End like a server; a forced end cuts answers off, so that the front never takes them for finished."""
         if self._reporting is not None:
             self._reporting.cancel()
         if self.force_exit:
@@ -536,21 +536,21 @@ class Replica:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the server runs and its engine too."""
+        """True if the server and its engine run."""
         return self._thread.is_alive() and not self._server.has_failed
 
     @property
     def load(self) -> Load:
-        """What there is to do, as it was reported last."""
+        """The load in the last report."""
         report = self._server.report
         return Load(0, 0, 0.0, 0.0) if report is None else report.load
 
     async def stop(self) -> None:
-        """Take no more requests and let answers go on for `drain_s`; those that are left go on in other replicas."""
+        """Take no more requests and let answers grow for up to `drain_s`; other replicas continue the rest."""
         self._app.state.parts.lifecycle.begin_drain()
         end_s = monotonic() + self._drain_s
         while len(self._app.state.parts.activity) and self._thread.is_alive() and monotonic() < end_s:
             await asyncio.sleep(DRAIN_STEP_S)
-        self._server.force_exit = len(self._app.state.parts.activity) > 0  # connections are cut, which the front mends
+        self._server.force_exit = len(self._app.state.parts.activity) > 0  # the front mends cut connections
         self._server.should_exit = True
         await asyncio.to_thread(self._thread.join, 10.0)

@@ -1,26 +1,26 @@
-"""Which replica serves a request: the one where its first token will come soonest.
+"""Choice of the replica that serves a request: the one where its first token will come soonest.
 
 That is where its pages are, unless that replica has too much to do. The candidates are a few replicas that hold the
 longest known prefixes of the request, and a few drawn from all; the cost of each is an estimate in seconds. A replica
-that lacks pages can fetch them from one that has them, if that takes less time than to compute them. So where there is
-too much to do, a request goes elsewhere and takes its pages along. A choice costs some look-ups and an estimate per
-candidate, however many replicas there are. `Routing` names the ways there are: by prefixes, and at random, which that
-is compared with.
+that lacks pages can fetch them from one that has them, if that takes less time than computing them. So if a replica is
+overloaded, a request goes elsewhere and takes its pages along. A choice costs a few look-ups and an estimate per
+candidate, however many replicas there are. `Routing` names the ways to choose: by prefixes and, for comparison, at
+random.
 
 A replica computes prompts one after another, in chunks, and each chunk shares its step with all answers that are being
 decoded. So a token of a prompt costs its share of the prefill and, while answers run, its share of a decode step.
 Replicas report their load and their pages a few times a second (`note_load`, `note_pages`). Between two reports the
-router counts on: what it sends is work that waits and pages that will be there, and work is done as time passes, or
-when it is told so (`settle`, `end`). So a burst spreads, and requests with one prefix that come together go to one
-place.
+router keeps counting: each request it sends adds work and expected pages, and work is taken off as time passes or when
+the front says so (`settle`, `end`). So a burst spreads, and requests with one prefix that come together go to one
+replica.
 
-`Backlog` adds what was sent to a replica since its report: each prompt is an entry, from `send` to `settle`, and its
-tokens leave with it: once, whatever reports come before, between or after. A report tells one number, so it is shared
-out. The prompts that it must have counted get their parts of it, the last one first, as replicas compute the first one
-first; if it tells more than they should take, they have found less in the cache, or have not looked yet. Prompts sent
-so lately that it may have been made without them keep what they have, and those settled lately may be in it still. What
-none of them explains is of others, whom another router has sent. In the same way a report may still count an answer
-that has ended. Knows neither network nor processes; not safe for several threads.
+`Backlog` adds the prompts sent to a replica since its report: each prompt is an entry, from `send` to `settle`, and its
+tokens leave with it exactly once, whatever reports come before, between or after. A report has a single number of
+waiting tokens, which is divided. The prompts that the report must include get their shares, the last prompt first, as
+replicas compute the first one first; if the number is larger than expected, they found less in the cache, or have not
+looked yet. Prompts sent so lately that the report may not include them keep their tokens, and those settled lately may
+still be included. Tokens that none of them explains belong to requests of other routers. In the same way a report may
+still count an answer that has ended. Uses neither network nor processes; not safe for several threads.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from typing import Literal, NamedTuple
 from mlxr.cluster.prefix_table import PageDelta, PrefixTable
 from mlxr.core.errors import NoReplica
 
-TIME_SHARE = 0.5  # of the time that a fetch may take is planned for
-MANY_PAGES = 2**31  # of models that keep states alone, which are fetched with a boundary
+TIME_SHARE = 0.5  # the share of the allowed time that a planned fetch may take
+MANY_PAGES = 2**31  # no limit: models that keep only states fetch these with a boundary
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
     """Sizes and speed with which a replica fetches pages from another one.
 
-    A page of a text takes `page_bytes`, and a boundary to go on from `boundary_bytes` besides. At most `max_bytes` are
-    fetched at a time, for `timeout_s` seconds. `bytes_per_s` is what the last fetches had, 0 where that is not known.
+    A page of a text takes `page_bytes`, and the boundary to continue from another `boundary_bytes`. A fetch brings at
+    most `max_bytes` and takes at most `timeout_s` seconds. `bytes_per_s` is the speed of the last ones, 0 if unknown.
     """
 
     page_bytes: int
@@ -67,7 +67,7 @@ class Fetching:
     most_pages: int
 
     def seconds(self, pages: int) -> float:
-        """Seconds until so many pages are here."""
+        """Return the seconds until so many pages are here."""
         return self.first_s + pages * self.page_s
 
 
@@ -76,12 +76,11 @@ NO_FETCHING = Fetching(0.0, 0.0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a replica has to do when it reports.
+    """The load of a replica when it reports.
 
-    `waiting_tokens` are prompt tokens still to compute, of requests that wait and of those under way, less what the
-    cache has; `running` are answers being decoded; `tokens_per_second_prefill` and `step_s` are how fast it lately
-    computed prompts and how long a decode step took, 0 where it cannot tell yet. `link` is None where it cannot fetch
-    pages.
+    `waiting_tokens` are prompt tokens still to compute, of waiting and running requests, without those in the cache;
+    `running` are answers being decoded; `tokens_per_second_prefill` is its recent speed of computing prompts and
+    `step_s` the seconds of a decode step, 0 if not measured yet. `link` is None if it cannot fetch pages.
     """
 
     waiting_tokens: int
@@ -93,11 +92,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What is assumed of a replica that has not measured itself.
+    """Assumed speeds of a replica that has not measured its own.
 
     `chunk_tokens` are the prompt tokens of one step. A request that was sent less than `flight_s` seconds before a
-    report may not have been there when the report was made. Before the first of the pages that are fetched comes,
-    `ask_s` seconds pass.
+    report may have arrived after the report was made. The first fetched page comes after `ask_s` seconds.
     """
 
     prefill_tokens_per_s: float = 2000.0
@@ -144,10 +142,7 @@ def first_token_s(
 
 @dataclass(slots=True, eq=False)
 class _Prompt:
-    """`tokens` are to be computed as far as was known when it was sent, and `most` if it finds nothing in the cache.
-
-    Of these, `left` are left.
-    """
+    """A prompt that was sent: `tokens` are expected to be computed, `most` if the cache has nothing, `left` remain."""
 
     number: int
     at_s: float
@@ -161,26 +156,26 @@ def _get_time(prompt: _Prompt) -> float:
 
 
 class Backlog:
-    """`tokens` are to be computed: `others`, which come first, and those of the prompts that were sent.
+    """The work of a replica: `tokens` to compute, that is `others`, which come first, and those of the prompts sent.
 
-    Of the answers that were reported as `running`, those count no more that are known to have ended.
+    `running` counts the answers that were reported, without those that are known to have ended.
     """
 
     def __init__(self) -> None:
         self.tokens = self.others = 0.0
         self.running = self._other_answers = 0
         self._answers: set[int] = set()  # to requests that have not ended
-        self._ended: deque[float] = deque()  # when those ended that a report may still count
+        self._ended: deque[float] = deque()  # end times of the answers that a report may still count
         self._prompts: dict[int, _Prompt] = {}
-        self._waiting: deque[_Prompt] = deque()  # those with tokens left, by time
-        self._settled: deque[tuple[float, int]] = deque()  # when, and how many tokens a report may still count
+        self._waiting: deque[_Prompt] = deque()  # prompts with tokens left, by time
+        self._settled: deque[tuple[float, int]] = deque()  # time, and the tokens that a report may still count
 
     def __len__(self) -> int:
-        """How many prompts that were sent have tokens left."""
+        """The number of sent prompts that have tokens left."""
         return len(self._waiting)
 
     def __contains__(self, number: int) -> bool:
-        """Whether a prompt is not settled."""
+        """Return True if the prompt is not settled."""
         return number in self._prompts
 
     def __iter__(self) -> Iterator[int]:
@@ -188,14 +183,14 @@ class Backlog:
         return iter(self._answers)
 
     def send(self, number: int, tokens: int, most: int, at_s: float) -> None:
-        """A prompt is there from `at_s` on, with `tokens` to compute of `most`."""
+        """Add a prompt that is there from `at_s` on, with `tokens` to compute of `most`."""
         prompt = self._prompts[number] = _Prompt(number, at_s, tokens, most, tokens)
         insort(self._waiting, prompt, key=_get_time)
         self._answers.add(number)
         self.tokens += tokens
 
     def settle(self, number: int, now_s: float) -> None:
-        """A prompt is computed, or never will be there: what is left of it waits no more, if it did."""
+        """Note that a prompt is computed, or will never arrive: the rest of it no longer waits."""
         prompt = self._prompts.pop(number, None)
         if prompt is None:
             return
@@ -205,14 +200,14 @@ class Backlog:
             self._take_off(prompt.left)
 
     def end(self, number: int, now_s: float) -> None:
-        """A request has ended: its prompt waits no more, and no answer to it runs."""
+        """Note that a request has ended: its prompt no longer waits, and no answer to it runs."""
         self.settle(number, now_s)
         self._answers.remove(number)
         self._ended.append(now_s)
         self.running = min(self.running, self._other_answers + len(self._answers))
 
     def work(self, tokens: float) -> None:
-        """So many tokens have been computed by now, the first ones first."""
+        """Take off so many computed tokens, the first ones first."""
         if not self.tokens:
             return
         rest = tokens - self.others
@@ -229,7 +224,7 @@ class Backlog:
         self._take_off(tokens)
 
     def report(self, waiting_tokens: int, running: int, since_s: float) -> None:
-        """The replica had so many tokens waiting, and answers running, when it made a report after `since_s`."""
+        """Take in the tokens waiting and answers running in a report that the replica made after `since_s`."""
         while self._ended and self._ended[0] <= since_s:
             self._ended.popleft()
         self._other_answers = max(0, running - len(self._answers) - len(self._ended))
@@ -255,7 +250,7 @@ class Backlog:
         self.tokens = self.others + sum(prompt.left for prompt in self._waiting)
 
     def check(self) -> None:
-        """Prove that all that is kept agrees; raises AssertionError."""
+        """Check the invariants; raises AssertionError."""
         waiting = sorted((prompt for prompt in self._prompts.values() if prompt.left), key=_get_time)
         if set(waiting) != set(self._waiting) or len(waiting) != len(self._waiting):
             raise AssertionError(f"{len(self._waiting)} prompts wait, {len(waiting)} have tokens left")
@@ -281,9 +276,9 @@ __all__ = ["Choice", "Link", "Load", "NoReplica", "PageDelta", "Rates", "Reason"
 
 HOLDERS = 8  # candidates because of their pages
 DRAWN = 4  # candidates drawn from all replicas
-PEERS = 2  # holders of the longest prefixes that are looked at as those to fetch from
-FETCH_PRICE = 2.0  # so many times a fetch counts beside the wait for it: it takes the network's time and memory, too
-BALANCE = 0.2  # how much of the work that a replica was lately sent counts as a wait
+PEERS = 2  # holders of the longest prefixes that are considered as peers to fetch from
+FETCH_PRICE = 2.0  # a fetch costs so many times its wait on top of the wait: it takes network and memory, too
+BALANCE = 0.2  # the share of the work lately sent to a replica that counts as a wait
 LATELY_S = 60.0  # work of that age counts 1/e
 EXPECTED_EXTRA_S = 5.0  # how much longer than twice its estimate a request may take to leave its pages
 UNKNOWN = Load(0, 0, 0.0, 0.0)
@@ -293,12 +288,12 @@ Reason = Literal["longest_prefix", "fetched", "less_work", "no_prefix", "drawn"]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Where a request goes.
+    """The choice of a replica for a request.
 
     `cached_tokens` are expected in the cache there, or come from the replica `peer`, which has them. `reason` is
-    `longest_prefix` when no candidate holds more of it, `fetched` and `less_work` when one does but would take longer,
-    with and without a peer, and `no_prefix` when nobody holds any of it. `drawn` looks at nothing (`routing`). The
-    request counts as work there by its `number`; 0 is none that counts.
+    `longest_prefix` if no candidate holds more of it, `fetched` and `less_work` if one does but would take longer,
+    with and without a peer, and `no_prefix` if no replica holds any of it. `drawn` means at random (`Routing`). The
+    request counts as work there by its `number`; 0 means that it does not count.
     """
 
     replica: str
@@ -310,7 +305,7 @@ class Choice:
 
 @dataclass(slots=True, eq=False)
 class _Replica:
-    """`backlog` is what waits there at `at_s`, `lately_tokens` what it was sent to compute, the older the less."""
+    """A replica: `backlog` is its work at `at_s`, `lately_tokens` are the tokens lately sent, the older the less."""
 
     name: str
     place: int
@@ -323,7 +318,7 @@ class _Replica:
     lately_tokens: float = 0.0
 
     def pass_time(self, now_s: float) -> None:
-        """Take off what has been computed since."""
+        """Take off the work that has been done since."""
         if now_s > self.at_s:
             passed_s = now_s - self.at_s
             self.backlog.work(passed_s / self.token_s)
@@ -332,7 +327,7 @@ class _Replica:
 
 
 class _Offer(NamedTuple):
-    """A request in one place: `pages` are there, others come in `fetch_s`, `compute` tokens are left, for `cost`."""
+    """A candidate: it has `pages`, fetches others in `fetch_s`, computes `compute` tokens, and costs `cost`."""
 
     replica: _Replica
     pages: int
@@ -363,17 +358,17 @@ class Router:
         self._replicas: dict[str, _Replica] = {}
         self._order: list[_Replica] = []  # for drawing; each knows its place
         self._numbers = count(1)
-        self._sent: dict[int, _Replica] = {}  # where each request is that has not ended
+        self._sent: dict[int, _Replica] = {}  # the replica of each request that has not ended
 
     def __len__(self) -> int:
-        """How many replicas there are."""
+        """The number of replicas."""
         return len(self._order)
 
     def __contains__(self, replica: str) -> bool:
         return replica in self._replicas
 
     def add(self, replica: str) -> None:
-        """A replica with an empty cache and nothing to do. One that was known begins anew."""
+        """Add a replica with an empty cache and nothing to do. A known one begins anew."""
         self.remove(replica)
         new = _Replica(replica, len(self._order), at_s=self._clock())
         self._weigh(new, UNKNOWN)
@@ -382,7 +377,7 @@ class Router:
         self._table.add(replica)
 
     def remove(self, replica: str) -> None:
-        """A replica died or drains: it gets no more requests. Nothing happens if it is not known."""
+        """Remove a replica that died or drains: it gets no more requests. Nothing happens if it is not known."""
         gone = self._replicas.pop(replica, None)
         if gone is None:
             return
@@ -395,18 +390,18 @@ class Router:
             del self._sent[number]
 
     def note_pages(self, replica: str, delta: PageDelta) -> None:
-        """Take in a report of pages. One of a replica that is not known, since it has just gone, is passed over."""
+        """Take in a report of pages. It is ignored if the replica is not known, since it has just gone."""
         if replica in self._replicas:
             self._table.apply(replica, delta)
 
     def wants_whole(self, replica: str) -> bool:
-        """Whether a report of the replica's pages is missing, so that it should send all of them (`whole`)."""
+        """Return True if a report of pages is missing, so that the replica should send all of them (`whole`)."""
         return replica in self._replicas and self._table.wants_whole(replica)
 
     def note_load(self, replica: str, load: Load, age_s: float = 0.0) -> None:
-        """Take in what a replica has to do, in a report that was made at most `age_s` seconds ago.
+        """Take in a replica's load, from a report that was made at most `age_s` seconds ago.
 
-        Requests that were sent a moment before are added to it, as it cannot know them yet.
+        Requests that were sent just before are added to it, as the report cannot include them yet.
         """
         known = self._replicas.get(replica)
         if known is None:
@@ -418,7 +413,7 @@ class Router:
         self._table.expire(replica, now_s)
 
     def settle(self, number: int) -> None:
-        """The first token to a request has come, so its prompt is no more work where it was sent.
+        """Note that the first token of an answer has come, so the prompt is no longer work of its replica.
 
         Nothing happens if that is known, if the request has ended, or if the replica has gone.
         """
@@ -429,7 +424,7 @@ class Router:
             replica.backlog.settle(number, now_s)
 
     def end(self, number: int) -> None:
-        """A request has left its replica, in whatever way. Nothing happens if that is known or the replica has gone."""
+        """Note that a request has left its replica. Nothing happens if that is known or the replica has gone."""
         replica = self._sent.pop(number, None)
         if replica is not None:
             now_s = self._clock()
@@ -441,7 +436,7 @@ class Router:
     def choose(self, keys: Sequence[bytes], tokens: int, without: Collection[str] = ()) -> Choice:
         """The replica for a request of `tokens` tokens, whose full pages are named `keys`, and not one of `without`.
 
-        The request counts as sent there, until it ends. Raises NoReplica when no replica is left.
+        The request counts as sent there until it ends. Raises NoReplica if no replica is left.
         """
         now_s = self._clock()
         candidates = self._find_candidates(keys, without)
@@ -462,7 +457,7 @@ class Router:
         return Choice(best.replica.name, tokens - best.compute, reason, None, number)
 
     def _estimate(self, replica: _Replica, tokens: int, pages: int, most: int) -> _Offer:
-        """What the request costs there, where so many `pages` are; up to `most` can be had elsewhere."""
+        """Estimate the cost of the request at a replica that has `pages` pages; it may fetch more, up to `most`."""
         token_s, step_s, backlog = replica.token_s, replica.step_s, replica.backlog.tokens
         compute, fetch_s = self._count_to_compute(tokens, pages), 0.0
         seconds = first_token_s(backlog, compute, token_s, step_s)
@@ -476,19 +471,19 @@ class Router:
         return _Offer(replica, pages, fetch_s, compute, (seconds, replica.backlog.running + len(replica.backlog)))
 
     def _find_peer(self, keys: Sequence[bytes], candidates: Mapping[_Replica, int]) -> tuple[str | None, int]:
-        """Who has the most pages of the request for sure, and how many; others may fetch them there."""
+        """Find the replica that reported most pages of the request, and their number; others may fetch them there."""
         longest = max(candidates.values(), default=0)
         if not longest or min(candidates.values()) == longest:
             return None, 0
         peer, most = None, 0
-        for replica, pages in islice(candidates.items(), PEERS):  # those that hold most come first
+        for replica, pages in islice(candidates.items(), PEERS):  # the longest prefixes come first
             has = self._table.count_pages(replica.name, keys, pages, is_reported=True)
             if has > most:
                 peer, most = replica.name, has
         return peer, most
 
     def check(self) -> None:
-        """Prove that all that is kept agrees; raises AssertionError."""
+        """Check the invariants; raises AssertionError."""
         self._table.check()
         if [replica.place for replica in self._order] != list(range(len(self._order))):
             raise AssertionError("replicas do not know their places")
@@ -515,17 +510,17 @@ class Router:
         return candidates
 
     def _draw(self) -> list[_Replica]:
-        """Some of all replicas; all of them if they are as few."""
+        """A few random replicas; all of them if there are few."""
         if len(self._order) <= HOLDERS:
             return self._order
         return [self._order[int(self._random.random() * len(self._order))] for _ in range(DRAWN)]
 
     def _count_to_compute(self, tokens: int, pages: int) -> int:
-        """Tokens not found in the cache; the last one never is, as its logits are wanted."""
+        """The number of tokens not in the cache; the last one never is, as its logits are needed."""
         return max(1, tokens - pages * self._page_tokens)
 
     def _send(self, offer: _Offer, tokens: int, now_s: float, keys: Sequence[bytes]) -> int:
-        """Count the request as sent; one whose pages are fetched is there when they will have come."""
+        """Count the request as sent; one that fetches pages arrives when these have come."""
         replica, number = offer.replica, next(self._numbers)
         replica.backlog.send(number, offer.compute, max(tokens, offer.compute), now_s + offer.fetch_s)
         replica.lately_tokens += offer.compute
@@ -535,7 +530,7 @@ class Router:
         return number
 
     def _weigh(self, replica: _Replica, load: Load) -> None:
-        """Take over a load, without the answers that are known to have ended."""
+        """Set the load, without the answers that are known to have ended."""
         if load.running > replica.backlog.running:
             load = replace(load, running=replica.backlog.running)
         if load.link != replica.load.link:
@@ -545,17 +540,17 @@ class Router:
 
 
 class Routing(StrEnum):
-    """How the front chooses a replica."""
+    """The front's way to choose a replica."""
 
     PREFIX = "prefix"
     RANDOM = "random"
 
 
 class RandomRouter(Router):
-    """Any replica for any request: neither pages nor work are looked at, and nothing is fetched."""
+    """Chooses any replica for any request: ignores pages and work, and fetches nothing."""
 
     def choose(self, keys: Sequence[bytes], tokens: int, without: Collection[str] = ()) -> Choice:  # noqa: ARG002
-        """A replica that is drawn, and not one of `without`; raises NoReplica when none is left."""
+        """Choose a random replica that is not one of `without`; raises NoReplica if none is left."""
         left = [replica.name for replica in self._order if replica.name not in without]
         if not left:
             raise NoReplica(f"none of {len(self._order)} replicas can take the request")

@@ -6,29 +6,29 @@ MlxrError
 ├── ModelError        a model that is inconsistent or of a kind we do not run
 ├── TokenizerError    a vocabulary that is inconsistent or of a kind we do not know
 ├── TemplateError     a chat template that is missing, broken or too large
-│   └── ConversationRefused  it compiles, and fails on this conversation or refuses it
-├── NoTemplateWorker  no process that runs chat templates can be had, or it ended before its work was done
+│   └── ConversationRefused  the template compiles, but fails on this conversation or refuses it
+├── NoTemplateWorker  no process can run a chat template, or it was ended before its work was done
 ├── DeviceError       a device or instruction set that this machine or build lacks
 ├── SettingError      a setting with an unknown name or a value it cannot take
 ├── RegistryError     the catalogue of models or a file in its store cannot be used as it is
 │   ├── Unavailable   the catalogue cannot be read or changed now: another process holds it, or its disk fails
-│   └── NoSpace       nothing can be written: the disk is full, or the folder may only be read
-├── HubError          a hub cannot be reached, or sends something else than it promised
+│   └── NoSpace       nothing can be written: the disk is full, or the folder is read-only
+├── HubError          a hub cannot be reached, or sends something else than it listed
 ├── DoesNotFit        a model that does not fit in the memory set aside for models
 ├── NoReplica         a cluster has no replica that can take the request
 ├── EngineStopped     the engine is being stopped and takes no more requests
-├── Busy              so much of a kind is under way that no more of it is begun
-├── TooComplex        what an answer must follow became too complex while it grew
+├── Busy              so much work of a kind is under way that no more is begun
+├── TooComplex        the grammar of an answer became too complex while the answer grew
 ├── RequestFailed     a request that was accepted and ended without its result
 └── InvalidRequest    a request that cannot be served as asked (names the field)
     ├── ContextFull   the prompt leaves no room for an answer in the context
-    ├── AdaptersBusy  adapters that answers have leave no memory for another one
+    ├── AdaptersBusy  the adapters in use leave no memory for another one
     ├── OutOfPages    the request needs more cache pages than the arena has
-    ├── NameTaken     a model or an adapter has that name, and nobody said that it may be replaced
+    ├── NameTaken     a model or an adapter has that name, and the request does not replace it
     └── QueueFull     too many requests are waiting
 
-Messages are one line, say what is wrong with which thing, and where possible what helps. The command line prints
-them as they are and ends with exit code 2; the server turns them into the dialect's own error.
+Messages are one line: they name the thing, what is wrong with it and, where possible, a remedy. The command line prints
+them as they are and ends with exit code 2; the server turns them into the API's own error.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class ConversationRefused(TemplateError):
 
 
 class NoTemplateWorker(MlxrError):
-    """No process can run a chat template now: none starts, all stay busy, or those that tried were ended by others.
+    """No process can run a chat template now: none starts, all stay busy, or the system ended those that tried.
 
-    It tells nothing of the template nor of the conversation, so the same request may succeed later.
+    It says nothing about the template or the conversation, so the same request may succeed later.
     """
 
 
@@ -85,23 +85,23 @@ class SettingError(MlxrError):
 
 
 class RegistryError(MlxrError):
-    """The catalogue of models, or a file that it names, is broken, changed or not what it should be."""
+    """The catalogue of models, or a file that it names, is broken, has changed or is of the wrong kind."""
 
 
 class Unavailable(RegistryError):
-    """The catalogue of models cannot be read or changed now; what is loaded can be used all the same."""
+    """The catalogue of models cannot be read or changed now; loaded models can still be used."""
 
 
 class NoSpace(RegistryError):
-    """Raised where something has to be written and the disk is full, or the folder may only be read."""
+    """Something has to be written, and the disk is full or the folder is read-only."""
 
 
 class HubError(MlxrError):
-    """A hub of models cannot be reached, refuses, or sends something else than it promised."""
+    """A hub of models cannot be reached, refuses, or sends something else than it listed."""
 
 
 class DoesNotFit(MlxrError):
-    """A model needs more memory than is set aside for models, less what pinned models take."""
+    """A model needs more than the memory set aside for models, less that of pinned models."""
 
     def __init__(self, name: str, needed_bytes: int, budget_bytes: int, pinned_bytes: int) -> None:
         self.needed_bytes, self.budget_bytes, self.pinned_bytes = needed_bytes, budget_bytes, pinned_bytes
@@ -125,7 +125,7 @@ class EngineStopped(MlxrError):
 
 
 class Busy(MlxrError):
-    """So much of a kind is under way that no more of it is begun; try again after `retry_after_s` seconds."""
+    """So much work of a kind is under way that no more is begun; try again after `retry_after_s` seconds."""
 
     retry_after_s = 5.0
 
@@ -142,7 +142,7 @@ TOO_COMPLEX = "the grammar became too complex while the answer grew"  # begins t
 
 
 class TooComplex(MlxrError):
-    """An answer cannot go on: what it must follow has too many meanings here. Whoever asked for it can change that."""
+    """An answer cannot continue: its grammar has too many readings at this point. The caller can simplify it."""
 
 
 class InvalidRequest(MlxrError):
@@ -158,7 +158,7 @@ class InvalidRequest(MlxrError):
 
 
 class ContextFull(InvalidRequest):
-    """The prompt is so long that the context has no room for an answer; counts are None where they are not known."""
+    """The prompt is so long that the context has no room for an answer; counts are None if not known."""
 
     def __init__(
         self, field: str, reason: str, prompt_tokens: int | None = None, context_tokens: int | None = None
@@ -168,7 +168,7 @@ class ContextFull(InvalidRequest):
 
     @classmethod
     def of(cls, field: str, prompt_tokens: int, context_tokens: int) -> ContextFull:
-        """In words that clients look for."""
+        """The error in words that clients look for."""
         reason = (
             f"this model's maximum context length is {context_tokens} tokens, which must hold the prompt of "
             f"{prompt_tokens} tokens and at least one token of the answer"
@@ -202,7 +202,7 @@ class NameTaken(InvalidRequest):
 
 
 class AdaptersBusy(InvalidRequest):
-    """Adapters that answers have leave no memory for another one; try again after `retry_after_s` seconds."""
+    """The adapters in use leave no memory for another one; try again after `retry_after_s` seconds."""
 
     retry_after_s = 1.0
 
@@ -222,9 +222,9 @@ class QueueFull(InvalidRequest):
 def name_install(extra: str) -> str:
     """The command that installs the packages of an extra, such as `pip install 'mlx[cuda13]>=0.32.1'`.
 
-    mlxr is on no package index, so the remedy names the packages that the extra stands for in `pyproject.toml`.
+    mlxr is on no package index, so the command names the packages that `pyproject.toml` lists for the extra.
     """
-    from importlib.metadata import PackageNotFoundError, requires  # 8 ms that most commands need not take
+    from importlib.metadata import PackageNotFoundError, requires  # takes 8 ms, which most commands avoid
 
     try:
         found = [line.split(";", 1) for line in requires("mlxr") or ()]

@@ -1,7 +1,7 @@
-"""What one answer tells its caller while it grows: pieces of text, thought and tool calls, then exactly one finish.
+"""Events of an answer while it grows: pieces of text, thought and tool calls, then exactly one finish.
 
-A plain reply is the fold of these events; streaming forwards them. Where several answers to one prompt grow, `index`
-tells them apart.
+A plain reply joins these events; streaming forwards them. If several answers to one prompt grow, `index` is the number
+of the answer.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class TokenInfo:
 
     @property
     def possible(self) -> list[TokenLogprob]:
-        """Return the alternatives that no grammar rules out: JSON has a number for their log-probability."""
+        """Return the alternatives that no grammar rules out: only their log-probabilities are numbers in JSON."""
         return [token for token in self.top if token.logprob > -math.inf]
 
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More text of the answer. `tokens` are those that ended since the last delta (may be empty, may be several)."""
+    """More text of the answer. `tokens` are those completed since the last delta, none, one or several."""
 
     text: str
     token_ids: tuple[int, ...] = ()
@@ -38,7 +38,7 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More of what the model thinks before it answers; the fields are those of TextDelta."""
+    """More of the model's thought before it answers; the fields are those of TextDelta."""
 
     text: str
     token_ids: tuple[int, ...] = ()
@@ -64,10 +64,10 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """How much of the prompt has been read: `read_tokens`, among them `cached_tokens`, after `seconds` of reading it.
+    """The progress of a prompt: `read_tokens` have been read, `cached_tokens` of them from the cache, in `seconds`.
 
-    Comes before the answer, where `EngineRequest.reports_progress` asks for it: once for the beginning and once for
-    each step that computed a part of the prompt. It brings no tokens of the answer.
+    Comes before the answer if `EngineRequest.reports_progress` is set: once at the beginning and once for each step
+    that computed a part of the prompt. It brings no tokens of the answer.
     """
 
     prompt_tokens: int

@@ -1,8 +1,8 @@
-"""What memory this process may still take, and how what it does not use goes back to the system.
+"""Reading the memory that this process may still take, and giving unused memory back to the system.
 
-`read_available_bytes` is what the system has free, within the control groups of this process, by /proc and
-/sys/fs/cgroup (versions 1 and 2, all parent groups), or by the kernel of macOS; elsewhere half of the physical memory
-stands for what is free. Memory goes back as far as the system and the C library can be told to.
+`read_available_bytes` is the free memory of the system within the control groups of this process, from /proc and
+/sys/fs/cgroup (versions 1 and 2, all parent groups), or from the kernel of macOS; elsewhere half of the physical memory
+counts as free. Memory is given back as far as the system and the C library allow.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _HUGE_BYTES = 2 << 20
 def share_heap() -> None:
     """Let all threads that start from now on take memory from one heap.
 
-    By default glibc gives threads heaps of their own, of which `return_free_memory` cannot give back the free end.
-    Nothing happens with other libraries.
+    By default glibc gives threads heaps of their own, whose free end `return_free_memory` cannot give back. Does
+    nothing with other libraries.
     """
     set_option = _find("mallopt")
     if set_option is not None:
@@ -33,10 +33,9 @@ def share_heap() -> None:
 
 
 def return_free_memory() -> None:
-    """Let the C library give back what it keeps of freed memory.
+    """Let the C library give freed memory back to the system, which glibc otherwise keeps after large pieces.
 
-    Without this glibc keeps what large pieces left behind. Other libraries have no such call, and nothing happens
-    there. Takes milliseconds.
+    Other libraries have no such call, and nothing happens there. Takes milliseconds.
     """
     trim = _find("malloc_trim")
     if trim is not None:
@@ -45,7 +44,7 @@ def return_free_memory() -> None:
 
 @cache
 def read_unit_bytes() -> int:
-    """Return the bytes that the system gives at a time to anonymous memory that asked for huge pages."""
+    """Return the size of the pages that the system gives to anonymous memory that asked for huge pages."""
     try:
         has_huge = "[never]" not in _HUGE_PAGES.read_text()
     except OSError:
@@ -56,7 +55,7 @@ def read_unit_bytes() -> int:
 def discard(address: int, nbytes: int) -> None:
     """Give the whole pages within `nbytes` bytes from `address` on back to the system; they read as zeros then.
 
-    The memory must be anonymous and nobody may use it meanwhile. Nothing happens on systems other than Linux.
+    The memory must be anonymous and not in use meanwhile. Does nothing on systems other than Linux.
     """
     advise = _find("madvise") if hasattr(mmap, "MADV_DONTNEED") and _HUGE_PAGES.parent.parent.is_dir() else None
     first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -67,7 +66,7 @@ def discard(address: int, nbytes: int) -> None:
 
 @cache
 def _find(name: str) -> ctypes._NamedFuncPointer | None:
-    """The C library's function of that name, where it is glibc or has one alike."""
+    """The C library's function of that name, None if the library has none."""
     try:
         found: ctypes._NamedFuncPointer = getattr(ctypes.CDLL(None), name)
         return found
@@ -81,7 +80,7 @@ MAC_AVAILABLE = (0, 2, 22)  # words of it: free_count, inactive_count, purgeable
 
 
 def read_available_bytes(root: Path = Path("/")) -> int | None:
-    """Bytes that can still be allocated, or None where the system does not tell. `root` stands for / in tests."""
+    """Return the bytes that can still be allocated, or None if the system does not tell. `root` replaces / in tests."""
     free = _read_fields(root / "proc/meminfo").get("MemAvailable")
     if free is None:
         return _read_mac_bytes(ctypes.CDLL(None)) if sys.platform == "darwin" else _half_of_physical_bytes()
@@ -126,7 +125,7 @@ def _rooms_upwards(mount: Path, path: str, limit_name: str, usage_name: str, cac
         group = mount.joinpath(*parts[:depth])
         limit, usage = _read_number(group / limit_name), _read_number(group / usage_name)
         if limit is not None and usage is not None:
-            # Cold file cache counts as used but is given up when memory is asked for.
+            # Cold file cache counts as used, but the system frees it when memory is asked for.
             yield limit - usage + _read_fields(group / "memory.stat").get(cache_field, 0)
 
 

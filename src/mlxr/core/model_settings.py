@@ -1,9 +1,8 @@
 """The settings of a model that runs: the rows that `LLM`, every command that loads a model, and the engine share.
 
 A row is declared with `setting`, as the default of a field of a dataclass (`ModelSettings`, `Settings`), so that its
-name, its type and all else are said in one place: here, and where it is used. Flags, variables, lines of the settings
-file, documents and the keywords of `LLM` follow from the row; `make format` writes it into `model_keywords`. Where
-values come from is the matter of `settings`.
+name, its type and all else stand in one place. Flags, variables, lines of the settings file, documents and the keywords
+of `LLM` follow from the row; `make format` writes it into `model_keywords`. `settings` reads the values.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Setting:
     minimum: int = 0
     maximum: int = 2**62
     choices: tuple[str, ...] = ()
-    scope: Scope = "model"  # whom it concerns: models that run, the registry, who pulls models into it, or the server
+    scope: Scope = "model"  # what it concerns: running models, the registry, pulls into it, or the server
     secret: bool = False  # has no flag, as flags are seen by every user of the machine, and is never shown
 
     @property
@@ -55,7 +54,7 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """As written on the command line."""
+        """The flag on the command line."""
         return "--" + self.name.replace("_", "-")
 
     def parse(self, value: object) -> Value:
@@ -88,7 +87,7 @@ def list_rows(table: type) -> tuple[Setting, ...]:
 
 
 def _parse(kind: Kind, value: object) -> Value:
-    """The value, or None for one that does not fit."""
+    """The value in the setting's type, or None if it does not fit."""
     if kind == "int":
         return _parse_int(value)
     if kind == "bytes":
@@ -301,7 +300,7 @@ MODEL_DEFAULTS = ModelSettings()
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """How much a step computes, under the names of the settings."""
+    """The limits of one step, under the names of the settings."""
 
     max_batch_tokens: int
     max_sequences: int
@@ -309,15 +308,15 @@ class StepSizes:
 
 
 USUAL_SIZES = StepSizes(512, 64, 512)
-GPU_SIZES = StepSizes(2048, 128, 2048)  # from where on a GPU's products are bound by arithmetic
+GPU_SIZES = StepSizes(2048, 128, 2048)  # from this size on, a GPU's products are bound by arithmetic
 SIZES = {"cuda": GPU_SIZES, "metal": StepSizes(512, 16, 512)}  # by device; a Mac's GPU computes a tenth of that
-ROOM_SIZES = {"cuda": StepSizes(4096, 128, 4096)}  # where there is much room: weights are expanded half as often
-LIGHT_SIZES = {"cuda": StepSizes(16384, 256, 16384)}  # of small encoders, whose launches take longer than their work
+ROOM_SIZES = {"cuda": StepSizes(4096, 128, 4096)}  # with much free memory: weights are expanded half as often
+LIGHT_SIZES = {"cuda": StepSizes(16384, 256, 16384)}  # for small encoders, whose launches take longer than their work
 
 
 def size_steps(settings: ModelSettings, device: str, *, is_light: bool = False, has_room: bool = False) -> StepSizes:
-    """Take the sizes of a step from the settings; those left open suit `device`, which is not "auto" and perhaps
-    `has_room`, and a model that perhaps `is_light`."""
+    """Take the sizes of a step from the settings; unset ones suit `device` (not "auto"; with much memory if it
+    `has_room`) and the model (a small encoder if it `is_light`)."""
     usual = (LIGHT_SIZES if is_light else ROOM_SIZES if has_room else SIZES).get(device)
     usual = usual or SIZES.get(device, USUAL_SIZES)
     given = {row.name: getattr(settings, row.name) for row in fields(StepSizes)}

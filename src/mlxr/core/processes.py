@@ -1,8 +1,8 @@
 """Processes: those that work for strangers (templates, pictures, PDFs), and this one while it imports modules.
 
-A process for strangers gets few variables and is bounded by the system. While modules are imported, a signal ends this
-process at once and nothing is printed: Python's own handler would raise in the middle of some import, whose traceback
-says nothing to whoever pressed Ctrl-C.
+A process for strangers gets few variables and limited resources. While modules are imported, a signal ends this process
+at once and silently: Python's own handler would raise in the middle of some import, and the traceback would not help
+the user who pressed Ctrl-C.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _VARIABLES = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ")
-END_S = 10.0  # until the system has ended a process that was killed
+END_S = 10.0  # the longest wait for the system to end a killed process
 _OWN_FOLDER = str(Path(__file__).parents[2])
 
 
 def make_environment() -> dict[str, str]:
-    """Return what Python needs of this process's variables, with this package on its path, and no secrets."""
+    """Return the variables of this process that Python needs, with this package on its path, and no secrets."""
     environment = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
     environment |= dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1")  # threads count as processes
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (_OWN_FOLDER, environment.get("PYTHONPATH"))))
@@ -33,7 +33,7 @@ def make_environment() -> dict[str, str]:
 
 
 def limit(kind: int, amount: int) -> None:
-    """Bound this process by `amount` of a `resource.RLIMIT_` kind; systems that do not know the kind do without."""
+    """Bound this process by `amount` of a `resource.RLIMIT_` kind; does nothing if the system lacks that kind."""
     _, hard = resource.getrlimit(kind)
     if hard != resource.RLIM_INFINITY:
         amount = min(amount, hard)
@@ -42,7 +42,7 @@ def limit(kind: int, amount: int) -> None:
 
 
 def ask(module: str, data: bytes, seconds: float, *arguments: str) -> bytes:
-    """Run `python -m module arguments` on `data`; return its output. Raises TimeoutExpired when it was stopped."""
+    """Run `python -m module arguments` on `data`; return its output. Raises TimeoutExpired if it took longer."""
     return _finish(_start(module, *arguments), data, seconds)
 
 
@@ -67,10 +67,10 @@ def _finish(process: subprocess.Popen[bytes], data: bytes, seconds: float) -> by
 
 
 class Spare:
-    """A process for strangers, `python -m module`, that is there before it is asked: it has imported what it needs.
+    """A process for strangers, `python -m module`, started before it is asked, so that its imports are done.
 
-    It answers once; then another one is started. It ends with this process, as its input does. Safe to use from several
-    threads; one that finds none there starts its own.
+    It answers once; then another one is started. It ends with this process, because its input closes then. Safe to use
+    from several threads; a thread that finds no process ready starts its own.
     """
 
     _process: subprocess.Popen[bytes] | None
@@ -82,20 +82,20 @@ class Spare:
         atexit.register(self.stop)
 
     def prepare(self) -> None:
-        """Start one unless one waits, and do not wait for it. Where the system has none, whoever asks hears of it."""
+        """Start a process unless one waits; returns at once. If none can be started, `ask` raises the error."""
         with self._lock, contextlib.suppress(OSError):
             if self._process is None:
                 self._process = _start(self._module)
 
     def ask(self, data: bytes, seconds: float) -> bytes:
-        """Return what it answers to `data`, as `ask` does. Raises TimeoutExpired when it was stopped."""
+        """Return its answer to `data`, as the function `ask` does. Raises TimeoutExpired if it took longer."""
         try:
             return _finish(self._take() or _start(self._module), data, seconds)
         finally:
             self.prepare()
 
     def stop(self) -> None:
-        """End the one that waits, if there is one."""
+        """End the waiting process, if any."""
         process = self._take()
         if process is not None:
             process.kill()
@@ -106,21 +106,21 @@ class Spare:
             process, self._process = self._process, None
         if process is None or process.poll() is None:
             return process
-        _finish(process, b"", END_S)  # ended by others
+        _finish(process, b"", END_S)  # it ended before it was asked
         return None
 
     def _forget(self) -> None:
-        """Begin without one: at first, and in a process that is forked from this one, which must not hold its input."""
+        """Begin without a process: at first, and in a fork of this process, which must not hold the other's input."""
         self._lock, process = threading.Lock(), self._process
         self._process = None
         if process is not None and process.stdin is not None and process.stdout is not None:
             process.stdin.close()
             process.stdout.close()
-            process.returncode = 0  # it is not ours to wait for
+            process.returncode = 0  # a fork cannot wait for its parent's child
 
 
 def end_on_terminate() -> None:
-    """Let SIGTERM end the process as one that is done, until somebody else handles it.
+    """Let SIGTERM end the process with success until another handler is set.
 
     A server that is told to end while it starts has nothing to finish.
     """
@@ -132,7 +132,7 @@ def end_on_terminate() -> None:
 def end_on_interrupt() -> Iterator[None]:
     """Let Ctrl-C end the process without a word.
 
-    Nothing changes where somebody else handles it, or where it is ignored, as in a background job.
+    Does nothing if another handler is set, or if the signal is ignored, as in a background job.
     """
     is_main = threading.current_thread() is threading.main_thread()
     raises = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler

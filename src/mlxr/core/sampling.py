@@ -1,8 +1,8 @@
-"""The table of sampling parameters: the class of which a row is a field, with its checks, names and help.
+"""The table of sampling parameters: a class whose fields are the rows, with their checks, names and help.
 
 A new sampler is a row of `SamplingParams`, declared with `parameter`, and a rule in `kernels/sample` with its
-reference; flags, fields of requests in every dialect, options of models and their defaults follow from the row.
-`read_params` goes from the names that clients use to fields.
+reference; flags, fields of requests in every API (dialect), options of models and their defaults follow from the row.
+`read_params` turns the names that clients use into fields.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ Kind = Literal["int", "float", "flag", "seed", "texts"]
 Dialect = Literal["openai", "responses", "anthropic", "ollama", "llamacpp", "hub", "gguf"]
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
 MAX_SEED = 2**64
-SMALLEST_FLOAT = 2.0**-126  # kernels compute in 32 bits, where what is smaller can be 0
+SMALLEST_FLOAT = 2.0**-126  # kernels compute in 32 bits, where smaller numbers can be 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A row of the table: the values of a parameter, its help text, and what each dialect calls it."""
+    """A row of the table: the values of a parameter, its help text, and its name in each dialect."""
 
     name: str = ""
     kind: Kind
     default: Any
     low: float
-    high: float  # of numbers; of texts there are at most so many
+    high: float  # the largest number; of texts: the largest count
     help: str
-    open_low: bool = False  # numbers lie above `low`
-    stands_for: Mapping[float, Any] = field(default_factory=lambda: NOTHING)  # what is sent to what it means
+    open_low: bool = False  # `low` itself is excluded
+    stands_for: Mapping[float, Any] = field(default_factory=lambda: NOTHING)  # value sent to value meant
     names: Mapping[Dialect, str] = field(default_factory=lambda: NOTHING)  # in dialects that do not use `name`
     spellings: tuple[str, ...] = ()  # further names, which all dialects understand
 
     @property
     def flag(self) -> str:
-        """As written on the command line."""
+        """The flag on the command line."""
         return "--" + self.name.replace("_", "-")
 
     def list_names(self, *dialects: Dialect) -> list[str]:
-        """Return the names of it in these dialects, the preferred name last; `name` itself is understood everywhere."""
+        """Return its names in these dialects, the preferred name last; `name` itself is understood everywhere."""
         chosen = dict.fromkeys([self.name, *(self.names.get(dialect, self.name) for dialect in dialects)])
         return [*self.spellings, *chosen]
 
     def check(self, value: Any, name: str | None = None) -> Any:
-        """The value as SamplingParams keeps it; raises InvalidRequest with `name`, by default the row's own."""
+        """Return the value as SamplingParams keeps it; raises InvalidRequest with `name`, by default the row's own."""
         if self.kind == "texts":
             return self._check_texts(value, name or self.name)
         if self.kind == "flag":
@@ -95,7 +95,7 @@ def parameter(kind: Kind, default: Any, low: float, high: float, text: str, **mo
 MAX_TOP_LOGPROBS = 128
 MAX_STOP_STRINGS = 64
 MAX_INT = 2**31 - 1
-SMALLEST_TOP_P = 1e-9  # keeps the likeliest token alone
+SMALLEST_TOP_P = 1e-9  # keeps only the likeliest token
 MAX_ANSWERS = 128
 
 
@@ -106,13 +106,13 @@ def _check_count(name: str, value: int, low: int, high: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen and when to stop: the table of sampling parameters, and what else a request sets.
+    """The rules by which a request chooses tokens and stops: the table of sampling parameters, and a few more fields.
 
-    `docs/sampling.md` says what each rule does and in which order. `seed` None draws one, `max_tokens` None means as
-    far as the context and the arena reach. `n` answers are given to the prompt, each from its own random stream; the
-    first is the one that `n` = 1 gives. With `best_of` above `n`, that many are computed and the `n` with the highest
-    mean log-probability given, the best first. They are ranked as whole answers of the engine, which knows no text, so
-    stop strings are refused then.
+    `docs/sampling.md` explains the rules and their order. `seed` None draws a seed, `max_tokens` None means as far as
+    the context and the cache reach. The prompt gets `n` answers, each from its own random stream; the first is the one
+    that `n` = 1 gives. With `best_of` above `n`, that many are computed and the `n` with the highest mean
+    log-probability returned, the best first. The engine, which knows no text, ranks whole answers, so stop strings are
+    refused then.
     """
 
     max_tokens: int | None = parameter(
@@ -266,7 +266,7 @@ class SamplingParams:
 
     @property
     def streams(self) -> int:
-        """Answers to compute: `best_of`, or `n` without it."""
+        """The number of answers to compute: `best_of`, or `n` without it."""
         return self.n if self.best_of is None else self.best_of
 
     def __post_init__(self) -> None:
@@ -296,17 +296,17 @@ PARAMETERS: tuple[Parameter, ...] = tuple(
 )
 
 
-ALL_TOKENS = -1  # of `max_tokens`: until the context is full
+ALL_TOKENS = -1  # value of `max_tokens`: until the context is full
 BY_SPELLING: Mapping[str, Parameter] = {
     name: row for row in PARAMETERS for name in (row.name, *row.names.values(), *row.spellings)
 }  # every name that any dialect has for a parameter
 
-# What people expect of an answer that they read themselves, where neither they nor the model say otherwise: `mlxr run`,
-# `mlxr chat` and the page sample so. The dialects have the defaults of their own servers.
+# The defaults of `mlxr run`, `mlxr chat` and the page, for people who read the answers, if neither they nor the model
+# set others. The dialects have the defaults of their own servers.
 EVERYDAY: Mapping[str, float] = {"temperature": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 
 GGUF_PREFIX = "general.sampling."
-# What GGUF has keys for (gguf-py's `Keys.General`), by its name there.
+# The parameters that GGUF has keys for (gguf-py's `Keys.General`), by its name there.
 _GGUF_ROWS: Mapping[str, Parameter] = {
     row.list_names("gguf")[-1]: row
     for row in PARAMETERS
@@ -322,7 +322,7 @@ _DIGITS = 6  # files keep 32 bits of a number
 def read_file_defaults(metadata: Mapping[str, object]) -> dict[str, object]:
     """The sampling parameters that a file recommends, from its GGUF keys, under the names that models are made with.
 
-    What is no value of a parameter is passed over: a recommendation that is no good keeps nobody from using a model.
+    Invalid values are ignored: a bad recommendation must not prevent the use of a model.
     """
     found: dict[str, object] = {}
     for name, row in _GGUF_ROWS.items():
@@ -337,7 +337,7 @@ def read_file_defaults(metadata: Mapping[str, object]) -> dict[str, object]:
 
 
 def name_file_defaults(generation: Mapping[str, object]) -> dict[str, object]:
-    """GGUF keys and values for what a `generation_config.json` recommends; none where it is not to be sampled from."""
+    """GGUF keys and values of the recommendations of a `generation_config.json`; none if it says not to sample."""
     if generation.get("do_sample") is False:
         return {}
     values = {name: generation.get(row.list_names("hub")[-1]) for name, row in _GGUF_ROWS.items()}
@@ -352,8 +352,8 @@ def name_file_defaults(generation: Mapping[str, object]) -> dict[str, object]:
 def read_params(*layers: Mapping[str, object], prefix: str = "") -> dict[str, Any]:
     """Fields of SamplingParams from values under the names of any dialect; later layers win over earlier ones.
 
-    None counts as not given, one text as a list of it, and names of other things are passed over. Raises InvalidRequest
-    with the name that was used, after `prefix`.
+    None counts as not given, one text as a list of it, and other names are ignored. Raises InvalidRequest with the name
+    that was used, after `prefix`.
     """
     found: dict[str, Any] = {}
     for layer in layers:

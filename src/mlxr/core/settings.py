@@ -1,6 +1,6 @@
 """Every setting of mlxr: one table, from which flags, environment variables and documents are made.
 
-The table is the class `Settings`, each of whose fields declares a row; what concerns a model stands in `ModelSettings`.
+The table is the class `Settings`, each field of which declares a row; the rows of a model are in `ModelSettings`.
 
 A value comes, in this order, from the caller (a flag or a keyword), from the environment variable `MLXR_<NAME>`, from
 the settings file, from a variable of other programs (`FOREIGN_VARIABLES`), or from the default in the table. The file
@@ -25,7 +25,7 @@ from mlxr.core.errors import SettingError
 from mlxr.core.model_settings import ENVIRONMENT_PREFIX, ModelSettings, Scope, Setting, Value, list_rows, setting
 
 logger = logging.getLogger(__name__)
-NOT_SETTINGS = frozenset({"MLXR_REAL_MODELS"})  # where the project's own tests find models to try
+NOT_SETTINGS = frozenset({"MLXR_REAL_MODELS"})  # tells the project's own tests where models are
 
 
 def warn_unknown(names: Iterable[str], known: Collection[str], prefix: str) -> None:
@@ -39,13 +39,13 @@ def warn_unknown(names: Iterable[str], known: Collection[str], prefix: str) -> N
 
 @cache
 def _warn_once(name: str, hint: str) -> None:
-    # Where nobody has set up logging, Python prints the bare text of warnings to stderr.
+    # If logging is not set up, Python prints the bare text of warnings to stderr.
     logger.warning("%s is no setting and has no effect; %s", name, hint)
 
 
 Source = Literal["caller", "environment", "file", "default"]
 FILE_VARIABLE = ENVIRONMENT_PREFIX + "SETTINGS_FILE"
-FOREIGN_VARIABLES = {"hub_url": "HF_ENDPOINT"}  # of other programs, for a setting that has no value of ours
+FOREIGN_VARIABLES = {"hub_url": "HF_ENDPOINT"}  # variables of other programs, used if ours is not set
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ def explain(
 ) -> dict[str, Explained]:
     """Every setting's value and where it came from. Raises SettingError for unknown names and unfit values.
 
-    Variables of the process (`environment` None) that look like settings and are none are warned of, once each.
+    If `environment` is None, variables of the process that look like settings but are none are logged, once each.
     """
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     unknown = [name for name in given if name not in BY_NAME]
@@ -270,7 +270,7 @@ def explain(
 
 
 def find_settings_file(environment: Mapping[str, str] | None = None) -> Path | None:
-    """The settings file of the user, or None where there is none. A file that was named must exist."""
+    """The settings file of the user, or None if there is none. A file that was named must exist."""
     environment = os.environ if environment is None else environment
     named = environment.get(FILE_VARIABLE)
     if named:

@@ -1,9 +1,9 @@
-"""What an engine and its cache count and hold at one moment, and what kernels took: plain values for any thread.
+"""Statistics of an engine, its cache and its kernels at one moment: plain values for any thread.
 
-`Counters` only ever grow from the moment an engine is made, and whoever reads makes the differences: `/metrics`, the
-live view, the replies of the admin routes and `LLM.stats` tell these very numbers. A `LiveReading` is what a watcher is
-told; docs/page-live.md explains its fields, and the server sends them as JSON under these names, whole or as
-differences (`server/live_events`).
+`Counters` only grow from the moment an engine is made, and the reader subtracts: `/metrics`, the live view, the admin
+routes and `LLM.stats` report these same numbers. A `LiveReading` is one update of the live view; docs/page-live.md
+explains its fields, and the server sends them as JSON under these names, whole or as differences
+(`server/live_events`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 @dataclass(slots=True, kw_only=True)
 class PrefixCounters:
-    """Tokens of prompts by where they were found when their pages were looked for."""
+    """Counts of prompt tokens by the place where their pages were found."""
 
     memory_hit_tokens: int = 0
     disk_hit_tokens: int = 0
@@ -26,37 +26,37 @@ class PrefixCounters:
 
     @property
     def hit_tokens(self) -> int:
-        """Tokens that did not need to be computed."""
+        """The tokens that did not need to be computed."""
         return self.memory_hit_tokens + self.disk_hit_tokens + self.peer_hit_tokens
 
 
 @dataclass(slots=True, kw_only=True)
 class Counters(PrefixCounters):
-    """Says what an engine has done since it was made."""
+    """Counts of an engine's work since it was made."""
 
     steps: int = 0
     failed_steps: int = 0
-    prefill_tokens: int = 0  # of prompts, or computed before and again after a preemption
-    decode_tokens: int = 0  # of answers, that were written to the cache
-    drafted_tokens: int = 0  # computed on a guess
-    accepted_tokens: int = 0  # of those, the ones that were right
+    prefill_tokens: int = 0  # of prompts, and those computed again after a preemption
+    decode_tokens: int = 0  # of answers, written to the cache
+    drafted_tokens: int = 0  # computed as part of a draft
+    accepted_tokens: int = 0  # drafted tokens that became part of the answer
     recomputed_tokens: int = 0  # computed once more because of a preemption
     preemptions: int = 0  # times that a running answer had to give its pages back
     late_answers: int = 0  # ended by their deadline
     refused_requests: int = 0  # found the queue full
-    evicted_pages: int = 0  # cached pages that were given up
-    dropped_pages: int = 0  # pages that did not get, or stay, in the store
+    evicted_pages: int = 0  # cached pages that were evicted
+    dropped_pages: int = 0  # pages that were not stored on disk, or did not stay there
     copied_bytes: int = 0  # of keys and values, copied by the cache path instead of being read in place
 
     def since(self, before: Counters) -> dict[str, int]:
-        """Return what was added since `before`, without what was not."""
+        """Return the counters that grew since `before`, and by how much."""
         added = ((row.name, getattr(self, row.name) - getattr(before, row.name)) for row in fields(self))
         return {name: count for name, count in added if count}
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Says how often an operator ran in one implementation.
+    """The number of runs of an operator in one implementation.
 
     Implementations are "cpu" (native), "gpu" (our kernels, and the library that recorded steps multiply with), "mlx"
     (MLX's own operations, on any device) and "reference" (NumPy).
@@ -70,10 +70,10 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class ExpertRows:
-    """Says how many rows one kernel multiplied by weights of experts, in one form of the weights.
+    """The number of rows that one kernel multiplied by weights of experts, in one form of the weights.
 
     Each pair of a token and an expert is a row of two products, gate with up and down; on a CPU weights of several
-    types are multiplied each by itself.
+    types are multiplied separately.
     """
 
     implementation: str
@@ -87,7 +87,7 @@ Kind = Literal["started", "ended", "preempted", "refused", "evicted", "dropped",
 
 
 class Holder(IntEnum):
-    """Says who holds a page; the first part of its code."""
+    """The kind of holder of a page; the first part of the page's code."""
 
     FREE = 0
     PRIVATE = 1
@@ -96,7 +96,7 @@ class Holder(IntEnum):
 
 
 class StorePlace(IntEnum):
-    """Says how far a page is on its way to disk; the second part of its code."""
+    """The state of a page on its way to disk; the second part of the page's code."""
 
     NONE = 0
     WAITING = 1
@@ -104,13 +104,13 @@ class StorePlace(IntEnum):
 
 
 def make_code(holder: int, place: int) -> int:
-    """The code of a page in runs."""
+    """Return the code of a page in `PageMap.codes`."""
     return holder + 4 * place
 
 
 @dataclass(frozen=True, slots=True)
 class PageMap:
-    """The pages of layers whose cache has one shape, and what happened to them since the reading before.
+    """The pages of layers whose cache has one shape, and their evictions and copies since the reading before.
 
     Recurrent layers hold `states`: a page is a slot for the state of all of them, and a cached one is a snapshot.
     """
@@ -121,9 +121,9 @@ class PageMap:
     page_size: int
     page_bytes: int
     holds: Literal["pages", "states"]
-    short_tokens: int  # of prompts, computed because this group had nothing where another group had
+    short_tokens: int  # prompt tokens computed because this group lacked pages that another group had
     codes: bytes  # of each page, see `make_code`
-    evicted: list[int]  # pages that were given up
+    evicted: list[int]  # pages that were evicted
     copied: list[tuple[int, int]]  # copies on write: source, target
 
 
@@ -155,7 +155,7 @@ class SequenceRow:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Says how many answers wait for their turn, and how many run."""
+    """The numbers of waiting and of running answers."""
 
     waiting: int
     running: int
@@ -163,7 +163,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class StepSum:
-    """The sum of one step or of several that followed one another."""
+    """The sums of one step or of several in a row."""
 
     steps: int
     seconds: float
@@ -175,7 +175,7 @@ class StepSum:
 
 @dataclass(frozen=True, slots=True)
 class StoreState:
-    """Counts a model's pages on disk."""
+    """Counts of a model's pages on disk."""
 
     entries: int
     bytes: int
@@ -184,7 +184,7 @@ class StoreState:
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """Tells something that happened."""
+    """An event for the log of the live view."""
 
     time: float  # in seconds since 1970
     kind: Kind
@@ -196,7 +196,7 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class MachineLimits:
-    """Says what the machine can do, as the probe measured it."""
+    """The limits of the machine, as the probe measured them."""
 
     read_bytes_per_s: float
     int8_macs_per_s: float
@@ -205,7 +205,7 @@ class MachineLimits:
 
 @dataclass(frozen=True, slots=True)
 class WatchedModel:
-    """The model of an engine, and where it runs."""
+    """The model of an engine, and the device that it runs on."""
 
     name: str
     architecture: str
@@ -228,7 +228,7 @@ class PageHolder:
 
 @dataclass(frozen=True, slots=True)
 class PageRecord:
-    """One page in full; what only indexed pages have is None for the others."""
+    """All facts of one page; fields that only indexed pages have are None for others."""
 
     holder: str
     store: str
@@ -242,12 +242,12 @@ class PageRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveReading:
-    """An engine at one moment, its kernels aside; the reader makes the differences between two of them.
+    """The state of an engine at one moment, without its kernels; the reader subtracts the one before.
 
-    `steps`, `log`, and what the maps tell of evictions and copies, happened since the reading before.
+    `steps`, `log`, and the evictions and copies in the maps happened since the reading before.
     """
 
-    is_first: bool = False  # the record begins here: what was before is not known
+    is_first: bool = False  # the record begins here: nothing earlier is known
     maps: list[PageMap] = field(default_factory=list)
     sequences: list[SequenceRow] = field(default_factory=list)
     queue: Queue = Queue(0, 0)
@@ -258,15 +258,15 @@ class LiveReading:
     steps: list[StepSum] = field(default_factory=list)
     log: list[LogEntry] = field(default_factory=list)
     log_left_out: int = 0  # entries beyond MAX_LOG
-    processor_s: float = 0.0  # of the engine's thread that the reading took
+    processor_s: float = 0.0  # processor time of the engine's thread that the reading took
 
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """Calls of one kernel: seconds, bytes read and written, and multiply-adds of all together.
+    """The calls of one kernel: their total seconds, bytes read and written, and multiply-adds.
 
-    No seconds: it was computed on the way into a product, and is part of that one's time. `grid` and `threads` are the
-    threadgroups of a launch on a GPU, and the threads of each; rows of launches that differ in them are apart.
+    Without seconds it was fused into a product, and is part of the product's time. `grid` and `threads` are the
+    threadgroups of a launch on a GPU, and the threads of each; launches that differ in them have separate rows.
     """
 
     operator: str
@@ -292,19 +292,19 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What ran while it was profiled; `moments` are single calls by their ends, as many as were kept."""
+    """The kernels that ran during a profile; `moments` are single calls ordered by their ends, as many as were kept."""
 
     kernels: list[KernelTime]
     moments: list[Moment]
 
     @property
     def seconds(self) -> float:
-        """Seconds that were spent in kernels."""
+        """The seconds that were spent in kernels."""
         return sum(row.seconds for row in self.kernels)
 
 
 class EvictionCause(StrEnum):
-    """Says why a cached page was given up."""
+    """The reason why a cached page was evicted."""
 
     GROW = "grow"  # a sequence needed a page to write into
     RESTORE = "restore"  # pages came back from the store, or from another process
@@ -312,7 +312,7 @@ class EvictionCause(StrEnum):
 
 
 class StoreDrop(StrEnum):
-    """Says why a page is not, or no longer, in the store."""
+    """The reason why a page is not, or no longer, in the store."""
 
     ROOM = "room"  # the least recently used made room for others
     DAMAGED = "damaged"  # its checksum is wrong
@@ -328,7 +328,7 @@ class StoreDrop(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """Holds the numbers of a store: what is in it now, and what it has done since it was opened."""
+    """The numbers of a store: its contents now, and its work since it was opened."""
 
     folder: str
     entries: int  # this model's pages on disk
@@ -344,7 +344,7 @@ class StoreStats:
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """Counts the pages of one group of layers; of recurrent layers the slots of states."""
+    """Counts of the pages of one group of layers; for recurrent layers, of the slots of states."""
 
     name: str  # of the shape of their cache
     window: int | None
@@ -353,19 +353,19 @@ class GroupStats:
     free_pages: int
     held_pages: int
     shared_pages: int  # held by two or more
-    cached_pages: int  # held by nobody, but can be found; of states, snapshots
+    cached_pages: int  # not held, but can be found; for states, snapshots
     peak_pages: int  # the most ever held
     page_bytes: int
     evictions: Mapping[EvictionCause, int]
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes of the most pages ever held."""
+        """The bytes of the most pages ever held."""
         return self.peak_pages * self.page_bytes
 
 
 class GroupSum:
-    """A number of the class that has it: the sum of what is counted for each of its `groups`."""
+    """A property that is the sum of a number over the object's `groups`."""
 
     def __init__(self, count: Callable[[GroupStats], int]) -> None:
         self._count = count
@@ -381,7 +381,7 @@ class PageSums:
 
     pages = GroupSum(lambda group: group.pages)
     used_pages = GroupSum(lambda group: group.held_pages)
-    shared_pages = GroupSum(lambda group: group.shared_pages)  # of these, those that several requests hold
+    shared_pages = GroupSum(lambda group: group.shared_pages)  # used pages that several requests hold
     cached_pages = GroupSum(lambda group: group.cached_pages)
     free_pages = GroupSum(lambda group: group.free_pages)
     peak_pages = GroupSum(lambda group: group.peak_pages)  # the most ever used at once, group by group
@@ -394,9 +394,9 @@ class PageSums:
 
 @dataclass(slots=True, kw_only=True)
 class CacheStats(PageSums, PrefixCounters):
-    """Says what the cache has done, and the pages of all groups of layers."""
+    """Counts of the cache's work, and the pages of all groups of layers."""
 
-    evictions: Mapping[EvictionCause, int]  # cached pages that were given up
+    evictions: Mapping[EvictionCause, int]  # cached pages that were evicted
     store: StoreStats | None  # None without a store
     groups: tuple[GroupStats, ...]
-    short_tokens: Mapping[str, int]  # by a group's name, the missed tokens that another group had and this one had not
+    short_tokens: Mapping[str, int]  # by a group's name: missed tokens that another group had and this one lacked

@@ -1,4 +1,4 @@
-"""Plain values that travel between the packages: what a caller asks for and what a finished answer counts.
+"""Plain values that travel between the packages: requests, and the counts of finished answers.
 
 No arrays, no text processing; every value checks itself when it is made.
 """
@@ -20,7 +20,7 @@ from mlxr.core.sampling import SamplingParams as SamplingParams
 
 
 class FinishReason(StrEnum):
-    """Says why an answer ended."""
+    """The reason why an answer ended."""
 
     STOP = "stop"  # an end token or a stop string
     LENGTH = "length"  # max_tokens, or the end of the context
@@ -41,7 +41,7 @@ class TokenLogprob:
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Token counts of one answer; `cached_tokens` of the prompt came from the cache, `reasoning_tokens` of the answer
-    are thoughts, with their tags.
+    belong to thoughts and their tags.
     """
 
     prompt_tokens: int
@@ -54,8 +54,8 @@ class Usage:
 class Timings:
     """Seconds of one answer: in the queue, from there to its first token, and from the first token to the last.
 
-    Of the `drafted_tokens` that were computed for it, the `accepted_tokens` became part of it; see `docs/drafts.md`.
-    Of the tokens that the request's prediction expected, the answer has `expected_tokens`, and lacks `missed_tokens`.
+    Of the `drafted_tokens`, `accepted_tokens` became part of the answer; see `docs/drafts.md`. Of the tokens in the
+    request's `prediction`, the answer has `expected_tokens`, and lacks `missed_tokens`.
     """
 
     queue_s: float
@@ -69,10 +69,10 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class DraftOptions:
-    """How the next tokens of an answer are guessed (speculative decoding), which changes none of them."""
+    """Options of speculative decoding: the next tokens of an answer are drafted, which changes none of them."""
 
-    tokens: int | None = None  # most that are guessed at a time; 0: none; None: as many as pay
-    prediction: str = ""  # a text that the answer is likely to repeat in long parts: guesses are taken from it
+    tokens: int | None = None  # most that are drafted at a time; 0: none; None: as many as pay
+    prediction: str = ""  # a text that the answer is likely to repeat in long parts: drafts are taken from it
 
 
 AUTO_DRAFTS = DraftOptions()
@@ -80,9 +80,9 @@ AUTO_DRAFTS = DraftOptions()
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """Tells the form of an answer. `text` is the JSON schema, the regular expression or the grammar in GBNF or Lark.
+    """The form of an answer. `text` is the JSON schema, the regular expression or the grammar in GBNF or Lark.
 
-    For `json_object` (any JSON object) `text` is empty. `field` is what the caller calls it; errors name that.
+    For `json_object` (any JSON object) `text` is empty. `field` is its name in the request, for errors.
     """
 
     kind: Literal["json_object", "json_schema", "regex", "lark", "gbnf"]
@@ -94,24 +94,24 @@ _TOWER_TYPES = ("f16", "bf16", "q8_0", "f32")
 
 
 def is_tower_file(name: str) -> bool:
-    """Whether a file is by its name the tower of a GGUF model (`mmproj`), not a model."""
+    """Return True if the name is that of a GGUF model's tower (`mmproj`), not of a model."""
     return "mmproj" in name.lower() and name.lower().endswith(".gguf")
 
 
 def rank_tower_file(name: str) -> tuple[int, str]:
-    """Order several towers of a model by the type that their names say: the least is the one to take."""
+    """Return a sort key for several towers of a model, from the type in their names: take the least."""
     name = name.lower()
     found = [rank for rank, word in enumerate(_TOWER_TYPES) if re.search(rf"(?<![a-z0-9]){word}(?![a-z0-9])", name)]
     return (found[0] if found else len(_TOWER_TYPES)), name
 
 
 class Closes:
-    """Base of objects that a `with` block closes at its end."""
+    """A base of objects that a `with` block closes at its end."""
 
     __slots__ = ()
 
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Release the resources of the object."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

@@ -1,7 +1,7 @@
-"""Threads for work that may take long, such as a pull, a look into the catalogue or a model that is read.
+"""Threads for work that may take long, such as a pull, a look-up in the catalogue or reading a model.
 
-They are daemons, unlike those of Python's executors: no process waits at its end for work that hangs in the system.
-How many there are is bounded, and how much may wait for them too. Knows nothing of what the work is.
+They are daemons, unlike those of Python's executors: a process does not wait at its end for work that hangs in the
+system. The number of threads and of waiting pieces of work is bounded. Knows nothing of the work itself.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any, TypeVar
 from mlxr.core.errors import Busy, EngineStopped, MlxrError
 
 T = TypeVar("T")
-LEAST_URGENT = 19  # the greatest niceness: such a thread has only the time that nobody else wants
+LEAST_URGENT = 19  # the greatest niceness: such a thread gets only time that no other one wants
 
 
 class Stop(threading.Event):
-    """Tells work on another thread to stop, which looks between two pieces; a wait in the system is cut short."""
+    """Tells work on another thread to stop: the work checks it now and then, and waits in the system are cut short."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Stop(threading.Event):
         self._lock = threading.Lock()
 
     def set(self) -> None:
-        """Tell it, and cut short what it waits for."""
+        """Tell the work to stop, and cut its wait short."""
         super().set()
         with self._lock:
             cuts = list(self._cuts.values())
@@ -41,7 +41,7 @@ class Stop(threading.Event):
 
     @contextlib.contextmanager
     def cutting(self, cut: Callable[[], None]) -> Iterator[None]:
-        """While the block runs, `cut()` ends its wait; it is called at once where the work was told to stop before."""
+        """Let `set` call `cut()` to end waits of the block; calls it at once if the work was told to stop before."""
         key = object()
         with self._lock:
             self._cuts[key] = cut
@@ -55,12 +55,12 @@ class Stop(threading.Event):
 
 
 class WorkThreads:
-    """At most `count` threads, each started when there is work that no other one is free for.
+    """At most `count` threads, each started when there is work and no thread is free.
 
-    `max_waiting` is how many pieces of work may wait for a thread, None for any number; more are refused, with an error
-    of the kind `refusal` that says `what` they are and the `remedy`. So is a piece that has waited for `patience_s`.
-    `niceness` is added to that of their process, where threads have one of their own: work that lets go of the
-    interpreter gives way so to threads that compute.
+    At most `max_waiting` pieces of work may wait for a thread (None: any number); more are refused with an error of the
+    class `refusal` that names `what` they are and the `remedy`. So is a piece that has waited for `patience_s`.
+    `niceness` is added to that of the process, on systems where each thread has its own: work that releases the
+    interpreter then gives way to threads that compute.
     """
 
     def __init__(
@@ -87,11 +87,11 @@ class WorkThreads:
 
     @property
     def busy(self) -> int:
-        """Pieces of work that are being done."""
+        """The number of pieces of work that are being done."""
         return self._threads - self._free
 
     def submit(self, work: Callable[..., T], *arguments: object) -> Future[T]:
-        """Return the future of what `work(*arguments)` returns; it fails with Busy, or EngineStopped after `stop`."""
+        """Return the future result of `work(*arguments)`; it fails with `refusal`, or EngineStopped after `stop`."""
         future: Future[T] = Future()
         piece = _Work(future, partial(work, *arguments), self._clock())
         with self._changed:
@@ -103,7 +103,7 @@ class WorkThreads:
             elif self._threads < self._count:
                 self._waiting.append(piece)
                 self._threads += 1
-                self._free += 1  # until it has taken what it was started for
+                self._free += 1  # until it has taken its first piece
                 number = self._threads
                 threading.Thread(target=self._serve, name=f"{self._name}-{number}", daemon=True).start()
             elif self._max_waiting is not None and len(self._waiting) >= self._max_waiting:
@@ -113,11 +113,11 @@ class WorkThreads:
         return future
 
     async def run(self, work: Callable[..., T], *arguments: object) -> T:
-        """Return what `work(*arguments)` does on one of the threads; once begun, it goes on if this is cancelled."""
+        """Return the result of `work(*arguments)` on one of the threads; begun work continues if this is cancelled."""
         return await asyncio.wrap_future(self.submit(work, *arguments))
 
     def start(self, work: Callable[[Stop], T]) -> asyncio.Task[T]:
-        """Begin work that is told to stop when the task is cancelled; raises a refusal here and not in the task."""
+        """Begin work that is told to stop if the task is cancelled; a refusal is raised here, not in the task."""
         stop = Stop()
         future = self.submit(work, stop)
         if future.done() and (refused := future.exception()) is not None:
@@ -131,7 +131,7 @@ class WorkThreads:
         return task
 
     def stop(self) -> None:
-        """Refuse what waits and let the threads end; what is being done is not waited for."""
+        """Refuse waiting work and let the threads end, without waiting for running work."""
         with self._changed:
             self._is_stopped = True
             for piece in self._waiting:
@@ -152,10 +152,10 @@ class WorkThreads:
                 piece.refuse(self._refusal(f"what others asked for took {late_s:.0f} s and goes on; {self._remedy}"))
             else:
                 piece.run()
-            with self._changed:  # before the result is told, as whoever waits for it may come back at once
+            with self._changed:  # before the result is set, as its waiter may submit again at once
                 self._free += 1
             piece.settle()
-            del piece  # and with it what it returned, before the next one is waited for
+            del piece  # and its result, before the wait for the next one
 
     def _take(self) -> _Work | None:
         with self._changed:
@@ -170,23 +170,23 @@ class WorkThreads:
 
 
 class QuickExecutor(ThreadPoolExecutor):
-    """An event loop's default executor over `threads`: a loop that ends does not wait for what they do."""
+    """An event loop's default executor over `threads`: a loop that ends does not wait for their work."""
 
     def __init__(self, threads: WorkThreads) -> None:
-        # asyncio accepts only a ThreadPoolExecutor; none of what that would set up is used
+        # asyncio accepts only a ThreadPoolExecutor; nothing that it would set up is used
         self._work_threads = threads
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Return the future of what the call returns."""
+        """Return the future result of the call."""
         return self._work_threads.submit(partial(fn, *args, **kwargs))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
-        """Begin nothing more; what is being done is not waited for."""
+        """Begin nothing more; does not wait for running work."""
         self._work_threads.stop()
 
 
 class _Work:
-    """A call, when it was asked for, and the future of what it returns."""
+    """A call, the time when it was submitted, and its future result."""
 
     def __init__(self, future: Future[Any], do: Callable[[], object], since_s: float) -> None:
         self._future, self._do, self.since_s = future, do, since_s
@@ -198,7 +198,7 @@ class _Work:
             self._future.set_exception(error)
 
     def run(self) -> None:
-        """Do it, unless nobody waits for it any more; `settle` tells what came of it."""
+        """Make the call, unless its future was cancelled; `settle` sets the result."""
         if not self._future.set_running_or_notify_cancel():
             return
         try:
@@ -207,13 +207,13 @@ class _Work:
             self._tell = partial(self._future.set_exception, error)
 
     def settle(self) -> None:
-        """Let the future have the result."""
+        """Set the future's result."""
         if self._tell is not None:
             self._tell()
 
 
 def _give_way(niceness: int) -> None:
-    """Let this thread be so much less urgent than the others; where threads share a priority, change nothing."""
+    """Lower this thread's priority by `niceness`; changes nothing where threads share one priority."""
     if os.uname().sysname == "Linux":
         with contextlib.suppress(OSError):
             thread = threading.get_native_id()

@@ -1,7 +1,7 @@
 """Files of low-rank adapters (LoRA): a folder as PEFT writes it, or a GGUF file as llama.cpp reads it.
 
-Knows the containers, what they call a pair of matrices, and by which number their product is multiplied; not which
-weights a model has. Whatever the number of an adapter depends on and is not supported is refused by name.
+Knows the containers, the names of the pairs of matrices, and the scale of their product; not the weights of a model. An
+option that would change the update and is not supported is refused by name.
 Formats: https://huggingface.co/docs/peft/developer_guides/checkpoint and llama.cpp's convert_lora_to_gguf.py.
 """
 
@@ -23,15 +23,15 @@ from mlxr.formats.safetensors import SafetensorsFolder, read_json_object
 from mlxr.formats.tensor import TensorSource
 
 _WRAPPED = ".base_layer"
-_ORDER = ("gate_up_proj", "down_proj")  # in which modules of experts have them
-_EXPERTS = "experts"  # the modules of parameters that are named alone
+_ORDER = ("gate_up_proj", "down_proj")  # the order in which modules of experts have them
+_EXPERTS = "experts"  # the module of a parameter that is named alone
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})")
-_UNTURNED = (0, 19)  # from this version on PEFT tells inputs of a stack's matrices from outputs
+_UNTURNED = (0, 19)  # from this version on PEFT has inputs and outputs of a stack's matrices the right way round
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter by its `key`, and the `name` of the weight that it is: that of its module, where it is its weight."""
+    """A parameter: its `key`, and the `name` of its weight (the module's name for the parameter `weight`)."""
 
     key: str
     name: str
@@ -39,16 +39,16 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class TargetParameters:
-    """Lists the names in an adapter's configuration; `may_be_turned` if it is from a PEFT that took inputs of a stack
-    for outputs."""
+    """The `target_parameters` of an adapter's configuration; `may_be_turned` is True if it is from a PEFT that
+    exchanged inputs and outputs of stacks."""
 
     targets: tuple[str, ...]
     may_be_turned: bool
 
     def find(self, path: Path, module: str, modules: Collection[str]) -> Parameter | None:
-        """The parameter whose matrices a file calls `module`, one of its `modules`; None for those of a module.
+        """The parameter whose matrices are under `module`, one of the file's `modules`; None for a plain module.
 
-        Raises FormatError where those of a module's other parameters are missing.
+        Raises FormatError if matrices of the module's other target parameters are missing.
         """
         plain, depth = module, 0
         while plain.endswith(_WRAPPED):
@@ -64,7 +64,7 @@ class TargetParameters:
         return Parameter(f"{plain}.{name}", plain if name == "weight" else f"{plain}.{name}")
 
     def _list_names(self, module: str) -> list[str]:
-        """The parameters of a module that are targets, in the order in which it has them."""
+        """The target parameters of a module, in the module's order."""
         names = set()
         for target in self.targets:
             prefix, _, name = target.rpartition(".")
@@ -82,7 +82,7 @@ def read_target_parameters(path: Path, config: dict[str, object]) -> TargetParam
 
 
 def _read_version(version: object) -> tuple[int, ...]:
-    """Major and minor number; (0, 0) where none is said, as PEFT did before 0.18."""
+    """Major and minor number; (0, 0) if there is none, as before PEFT 0.18."""
     found = _VERSION.match(version) if isinstance(version, str) else None
     return (0, 0) if found is None else (int(found[1]), int(found[2]))
 
@@ -94,12 +94,12 @@ _PREFIX = "base_model.model."
 _PEFT_KEY = re.compile(
     r"(?P<module>.+)\.lora_(?:(?P<side>[AB])(?:\.default)?\.weight|embedding_(?P<table>[AB])(?:\.default)?)"
 )
-_PEFT_BASE = re.compile(r"(?P<module>.+)\.base_layer\.weight")  # of tables, which PEFT saves unchanged
+_PEFT_BASE = re.compile(r"(?P<module>.+)\.base_layer\.weight")  # tables of embeddings, which PEFT saves unchanged
 _GGUF_KEY = re.compile(
     r"(?P<module>.+)\.weight\.lora_(?:(?<=^token_embd\.weight\.lora_)(?P<table>[ab])|(?P<side>[ab]))"
 )
 _FLOATS = ("f32", "f16", "bf16")
-_WITHOUT: dict[str, tuple[object, ...]] = {  # fields of adapter_config.json, and the values with which they say nothing
+_WITHOUT: dict[str, tuple[object, ...]] = {  # fields of adapter_config.json, and their values without effect
     "use_dora": (False, None),
     "fan_in_fan_out": (False, None),
     "modules_to_save": (None, []),
@@ -114,7 +114,7 @@ _WITHOUT: dict[str, tuple[object, ...]] = {  # fields of adapter_config.json, an
     "kasa_config": (None,),
     "monteclora_config": (None,),
     "ensure_weight_tying": (False, None),
-    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),  # others change the base's weights
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),  # other values change the base's weights
 }
 _PATTERN = re.compile(r"(?:\w|\\?\.|\\d|[$^*+|-]){1,200}")
 _MAX_QUANTIFIERS = 3
@@ -123,11 +123,10 @@ MAX_PATTERNS = 2048
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowRankPair:
-    """One update, scale * b a, of the weight `name`, as the file calls it: `a` (rank, in), `b` (out, rank), float32.
+    """One update, scale * b a, of the weight with the file's `name`: `a` (rank, in), `b` (out, rank), float32.
 
-    A table of embeddings is a weight (vocabulary, hidden). Where the weight is a stack of matrices, as those of experts
-    are, `expert` is the number of one of them and how many there are. With `may_be_turned` the file may say in and out
-    of a matrix the other way round.
+    A table of embeddings is a weight (vocabulary, hidden). If the weight is a stack of matrices, as of experts,
+    `expert` is the number of one of them and their count. With `may_be_turned` the file may have exchanged in and out.
     """
 
     name: str
@@ -140,7 +139,7 @@ class LowRankPair:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdapterFile:
-    """What an adapter's file has; `is_gguf` tells whose names and orders of rows these are."""
+    """The contents of an adapter's file; names and row orders are GGUF's if `is_gguf`, else those of Hugging Face."""
 
     path: Path
     is_gguf: bool
@@ -154,7 +153,7 @@ def read_adapter(path: str | os.PathLike[str]) -> AdapterFile:
 
 
 def measure_adapter(path: str | os.PathLike[str]) -> int:
-    """Bytes that the matrices of an adapter take in its file, told by headers alone; raises as `read_adapter` does."""
+    """The bytes of an adapter's matrices in its file, read from headers alone; raises as `read_adapter` does."""
     place = find_adapter_files(path)[-1]
     opened = SafetensorsFolder([place], {}) if place.suffix == ".safetensors" else open_gguf(place)
     with opened as file:
@@ -162,7 +161,7 @@ def measure_adapter(path: str | os.PathLike[str]) -> int:
 
 
 def find_adapter_files(path: str | os.PathLike[str]) -> tuple[Path, ...]:
-    """The files of an adapter, that with its matrices last. Raises NotFound where there is none at `path`."""
+    """The files of an adapter, the one with its matrices last. Raises NotFound if there is none at `path`."""
     place = Path(path)
     folder = place if place.is_dir() else place.parent if place.suffix == ".safetensors" else None
     files = (place,) if folder is None else (folder / CONFIG_NAME, folder / WEIGHTS_NAME)
@@ -221,7 +220,7 @@ def _check_config(path: Path, config: dict[str, object]) -> None:
 
 
 class _Scale:
-    """By what the product of a module's matrices is multiplied, given their rank."""
+    """The factor of the product of a module's matrices, given their rank."""
 
     def __init__(self, path: Path, config: dict[str, object], module: str, alphas: _Patterns, ranks: _Patterns) -> None:
         self._alpha = alphas.find(module)
@@ -234,11 +233,11 @@ class _Scale:
 
     @property
     def rank(self) -> int:
-        """The rank that the configuration says, 0 for none that is read."""
+        """The rank in the configuration, 0 if it is missing or invalid."""
         return int(self._rank) if isinstance(self._rank, int | float) and 1 <= self._rank <= MAX_RANK else 0
 
     def __call__(self, rank: int) -> float:
-        """Return the scale; raises FormatError where the configuration says another rank."""
+        """Return the scale; raises FormatError if the configuration has another rank."""
         if self._rank != rank:
             reason = f"says {self._rank!r:.40}, and the matrices of {self._module[:80]} have {rank}"
             raise FormatError(self._path, "r", None, reason)
@@ -247,7 +246,7 @@ class _Scale:
 
 
 class _Patterns:
-    """What a configuration says of modules whose names end in certain ways, such as `rank_pattern`, compiled once."""
+    """A table of the configuration from patterns of module names to numbers, such as `rank_pattern`, compiled once."""
 
     def __init__(self, path: Path, config: dict[str, object], name: str) -> None:
         self._path, self._name = path, name
@@ -259,14 +258,14 @@ class _Patterns:
         self._rows = [(*self._compile(pattern), value) for pattern, value in patterns.items()]
 
     def find(self, module: str) -> float | None:
-        """What the first pattern that fits a module says, as PEFT looks for it: at the end of the name, after a dot."""
+        """The number of the first pattern that matches the module; as in PEFT, at the end of its name, after a dot."""
         for ending, pattern, value in self._rows:
             if module.endswith(ending) and pattern.match(module):
                 return _read_alpha(self._path, self._name, value)
         return None
 
     def _compile(self, pattern: str) -> tuple[str, re.Pattern[str]]:
-        """The last letters of all names that fit, which are quick to compare, and the whole pattern."""
+        """The common ending of all names that match, which is quick to compare, and the compiled pattern."""
         quantifiers = pattern.count("*") + pattern.count("+")
         if not _PATTERN.fullmatch(pattern) or quantifiers > _MAX_QUANTIFIERS:
             raise FormatError(self._path, self._name, None, f"has the pattern {pattern!r:.80}, which is not supported")
@@ -285,17 +284,17 @@ def _read_alpha(path: Path, name: str, value: object) -> float:
 
 
 def _is_base(name: str, tensors: Collection[str]) -> bool:
-    """Whether a tensor is a copy of the base's, which PEFT saves of embeddings and outputs that it updates."""
+    """Return True if a tensor is a copy of the base's, which PEFT saves for embeddings and outputs that it updates."""
     match, sides = _PEFT_BASE.fullmatch(name), ("embedding_A", "A.weight")
     return match is not None and any(f"{match['module']}.lora_{side}" in tensors for side in sides)
 
 
 @dataclass(frozen=True, slots=True)
 class _Sides:
-    """Both matrices of a module as the file has them, or stacks of them, and whether it is a table of embeddings.
+    """Both matrices of a module in the file's form, or stacks of them, and whether it is a table of embeddings.
 
-    With `experts` above 1 PEFT has the matrices of all experts as one: the rows of `a` are those of one expert after
-    another, and the columns of `b` have all experts of a rank side by side.
+    With `experts` above 1 PEFT joins the matrices of all experts: `a` has the rows of one expert after another, and the
+    columns of `b` have all experts of a rank side by side.
     """
 
     a: TensorSource
@@ -306,7 +305,7 @@ class _Sides:
 
 
 def _stack_sides(sides: _Sides, rank: int) -> _Sides:
-    """Those of a parameter, which are of as many experts as there are times the rank in them."""
+    """Return a parameter's sides with `experts` set: the joined rank divided by the rank of one."""
     rows = sides.a.shape[0]
     return replace(sides, experts=rows // rank) if 0 < rank < rows and rows % rank == 0 else sides
 
@@ -340,7 +339,7 @@ def _sort_sides(
 
 
 def _make_pairs(path: Path, name: str, sides: _Sides, scale: Callable[[int], float]) -> list[LowRankPair]:
-    """The pair of a weight, or those of all matrices of a stack."""
+    """Return the pair of a weight, or the pairs of all matrices of a stack."""
     a, b, dimensions = sides.a, sides.b, (2, 3) if sides.is_gguf else (2,)
     for tensor in (a, b):
         if tensor.type_name not in _FLOATS or len(tensor.shape) not in dimensions:

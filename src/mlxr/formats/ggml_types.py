@@ -27,7 +27,7 @@ _LARGEST_F16 = 65504.0
 class GGMLType:
     """A row: `block_size` values take `type_size` bytes.
 
-    decode: uint8 (blocks, type_size) to float32 (blocks, block_size); encode the other way, None where we write none.
+    decode: uint8 (blocks, type_size) to float32 (blocks, block_size); encode: the reverse, None if we write none.
     limit: the largest magnitude that the type's scales can hold, None when it is float32's own. id: ggml's number,
     None for a type that GGUF files cannot hold.
     """
@@ -42,11 +42,11 @@ class GGMLType:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether several values share a scale."""
+        """True if several values share a scale."""
         return self.block_size > 1
 
     def row_bytes(self, columns: int) -> int:
-        """Bytes of one row; ModelError when the columns do not fill whole blocks."""
+        """Return the bytes of one row; raises ModelError if the columns do not fill whole blocks."""
         if columns % self.block_size:
             raise ModelError(f"{self.name} needs rows of a multiple of {self.block_size} values, not {columns}")
         return columns // self.block_size * self.type_size
@@ -58,7 +58,7 @@ _UNMULTIPLIED = ((24, "i8"), (25, "i16"), (26, "i32"), (27, "i64"), (28, "f64"))
 
 
 def _describe(row: WeightType) -> GGMLType:
-    """A row of the kernels' table, with the functions that `quants` and `quants_encode` have by its name."""
+    """A row of the kernels' table, with the functions of its name in `quants` and `quants_encode`."""
     if row.name in _NUMBERS:
         return _describe_numbers(row.code, row.name, encode=True)
     decode = getattr(quants, f"decode_{row.name}")
@@ -86,7 +86,7 @@ GGML_TYPES: tuple[GGMLType, ...] = tuple(
     )
 )
 
-# What folders need besides: words, FP8 numbers, and the blocks that `mlx_affine` and `packed` make of them.
+# Further types for folders: words, FP8 numbers, and the blocks that `mlx_affine` and `packed` make of them.
 MLX_TYPES: tuple[GGMLType, ...] = (
     _describe_numbers(None, "u32"),
     _describe_numbers(None, "u8"),
@@ -111,7 +111,7 @@ MLX_TYPES: tuple[GGMLType, ...] = (
 _BY_ID = {row.id: row for row in GGML_TYPES}
 _BY_NAME = {row.name: row for row in (*GGML_TYPES, *MLX_TYPES)}
 
-# Ids that ggml has or had and that we do not read: known so that a refusal can say what the file holds.
+# Ids that ggml has or had and that we do not read: listed so that a refusal can name the type.
 _OTHER_NAMES = {
     4: "q4_2 (removed from ggml)",
     5: "q4_3 (removed from ggml)",
@@ -129,7 +129,7 @@ UNSUPPORTED_TYPES = {number: name for number, name in _OTHER_NAMES.items() if nu
 
 
 def by_id(type_id: int) -> GGMLType:
-    """The row of a ggml type number; ModelError naming the type when it is not supported."""
+    """Return the row of a ggml type number; raises ModelError naming the type if it is not supported."""
     if type_id in _BY_ID:
         return _BY_ID[type_id]
     if type_id in UNSUPPORTED_TYPES:
@@ -138,7 +138,7 @@ def by_id(type_id: int) -> GGMLType:
 
 
 def by_name(name: str) -> GGMLType:
-    """The row of a type by name, ggml's in its spelling (`q4_k`); ModelError listing known names when there is none."""
+    """The row of a type by name, in ggml's spelling (`q4_k`); raises ModelError listing the names if there is none."""
     if name not in _BY_NAME:
         raise ModelError(f"type {name} is not supported; supported are {_names()}")
     return _BY_NAME[name]
@@ -153,7 +153,7 @@ def decode_blocks(row: GGMLType, data: Bytes) -> Floats:
     blocks = data.reshape(-1, row.type_size)
     result = np.empty((len(blocks), row.block_size), np.float32)
     step = max(1, _PIECE_VALUES // row.block_size)
-    with np.errstate(all="ignore"):  # scales in a file may be NaN or infinite: that is the file's meaning
+    with np.errstate(all="ignore"):  # scales in a file may be NaN or infinite, and stay so
         for start in range(0, len(blocks), step):
             result[start : start + step] = row.decode(blocks[start : start + step])
     return result.reshape(-1)
@@ -162,8 +162,8 @@ def decode_blocks(row: GGMLType, data: Bytes) -> Floats:
 def encode_tensor(type_name: str, rows: NDArray[np.float32]) -> Bytes:
     """Encode float32 (rows, columns) or (columns,) and give the raw blocks, uint8 (bytes,).
 
-    Blocks run along the last axis. ModelError: the type has no encoder, the columns do not fill whole blocks, or a
-    value (NaN, infinite, or too large for the type's float16 scales) cannot be held.
+    Blocks run along the last axis. Raises ModelError if the type has no encoder, the columns do not fill whole blocks,
+    or a value (NaN, infinite, or too large for the type's float16 scales) cannot be stored.
     """
     row = by_name(type_name)
     result = np.empty(rows.size // max(rows.shape[-1], 1) * row.row_bytes(rows.shape[-1]), np.uint8)
@@ -175,7 +175,7 @@ def encode_tensor(type_name: str, rows: NDArray[np.float32]) -> Bytes:
 
 
 def encode_pieces(row: GGMLType, rows: NDArray[np.float32], importance: Floats | None = None) -> Iterator[Bytes]:
-    """`encode_tensor` bit by bit: uint8 pieces whose concatenation is the whole.
+    """`encode_tensor` piece by piece: uint8 pieces whose concatenation is the whole.
 
     `importance` (columns,) weights the errors of columns, in types whose encoders search for the smallest one.
     """
@@ -208,21 +208,21 @@ def _check_values(row: GGMLType, values: Floats) -> None:
 
 def find_halves(row: WeightType) -> tuple[int, ...]:
     """Offsets of half-precision scales in a block."""
-    if row.name == "iq4_xs":  # its second half holds bits of scales
+    if row.name == "iq4_xs":  # the other half holds bits of scales
         return (0,)
-    if row.name == "ptq1_0":  # the first are digits
+    if row.name == "ptq1_0":  # the first bytes are digits
         return (26,)
     return tuple(at + 2 * i for kind, at, count in row.fields if kind == "halves" for i in range(count))
 
 
 def put_iq1_m_scales(blocks: Bytes, scales: NDArray[np.float16]) -> None:
-    """Write the scale of each block, (blocks, 56), to where iq1_m has it: four bits on top of four numbers."""
+    """Write the scale of each block, (blocks, 56), in iq1_m's place: four bits on top of each of four numbers."""
     fours = scales.view(np.uint16)[:, None] >> np.arange(0, 16, 4, dtype=np.uint16) & 15
     blocks[:, 49:56:2] = (blocks[:, 49:56:2] & 15) | (fours << 4).astype(np.uint8)
 
 
 def make_random_blocks(row: WeightType, count: int, random: np.random.Generator) -> Bytes:
-    """Blocks (count, type_size) that use every bit of every field, with scales of both signs about 0.01 large."""
+    """Make blocks (count, type_size) that use every bit of every field, with scales of both signs of about 0.01."""
 
     def draw(*shape: int) -> Floats:
         return (random.standard_normal(shape) * 0.01).astype(np.float32)

@@ -23,7 +23,7 @@ from mlxr.formats.ggml_types import GGMLType, by_id, by_name
 from mlxr.formats.tensor import MappedFile, TensorSource, WeightFiles
 
 MAX_ARRAY_DEPTH = 4
-# Objects take more memory than the bytes they are read from, so a header may only make so many of them: strings,
+# Objects take more memory than the bytes they are read from, so the number that a header may make is limited: strings,
 # arrays and numbers in short lists. The largest vocabularies need about a quarter.
 MAX_ITEMS = 1 << 22
 LARGE_ARRAY = 1024  # numeric arrays of this many elements or more stay NumPy arrays
@@ -96,7 +96,7 @@ class Cursor:
         return value
 
     def read_count(self, what: str, smallest_bytes: int, limit: int | None = None) -> int:
-        """A 64-bit count of things that take at least so many bytes each: refused when the file cannot hold them."""
+        """Read a 64-bit count of things of at least `smallest_bytes` each; refused if the file cannot hold them."""
         at = self.offset
         count = self.read_u64()
         if count * smallest_bytes > self._size - self.offset:
@@ -106,7 +106,7 @@ class Cursor:
         return count
 
     def read_string(self) -> str:
-        """A length and so many bytes of UTF-8."""
+        """Read a length and so many bytes of UTF-8."""
         at = self.offset
         length = self.read_count("bytes of text", 1)
         try:
@@ -123,7 +123,7 @@ class Cursor:
         return _VALUE_TYPE_BY_ID[number]
 
     def read_value(self, value_type: ValueType, depth: int = 0) -> tuple[object, str]:
-        """A value of the given type, and the type in words (`u32`, `string`, `array[f32]`, ...)."""
+        """Read a value of the given type; returns it with the type in words (`u32`, `string`, `array[f32]`, ...)."""
         if value_type.name == "string":
             return self.read_string(), "string"
         if value_type.name == "array":
@@ -136,7 +136,7 @@ class Cursor:
         self._items_left -= count
 
     def _read_strings(self, count: int) -> list[str]:
-        """As `read_string` so many times, some eight times as fast: vocabularies have half a million."""
+        """Read `count` strings, eight times as fast as `read_string`: vocabularies have half a million."""
         data, size, at, strings = self._bytes, self._size, self.offset, []
         unpack = struct.Struct("<Q").unpack_from
         try:
@@ -148,7 +148,7 @@ class Cursor:
                 strings.append(str(data[start:end], "utf-8"))
                 at = end
         except (struct.error, UnicodeDecodeError):
-            pass  # said properly below
+            pass  # the loop below raises the proper error
         self.offset = at
         while len(strings) < count:
             strings.append(self.read_string())
@@ -198,14 +198,14 @@ _LARGEST_ALIGNMENT = 1 << 24
 ALIGNMENT_RULE = f"it must be a power of two from 8 to {_LARGEST_ALIGNMENT}"
 MAX_DIMENSIONS = 4
 MAX_NAME_BYTES = 65535
-MAX_ENTRIES = 1 << 20  # of metadata, and of tensors: far beyond any model, and bounds what a header makes us allocate
+MAX_ENTRIES = 1 << 20  # of metadata, and of tensors: far beyond any model; bounds the memory that a header can take
 _SMALLEST_ENTRY_BYTES = 8 + 1 + 4 + 1  # of metadata: key length, key, value type, value
 _SMALLEST_INFO_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # of a tensor: name length, name, dimensions, one of them, type, offset
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies: `start` counts from the start of the file, `info_offset` is where the header says so."""
+    """The place of a tensor: `start` counts from the start of the file, `info_offset` is that of its header entry."""
 
     name: str
     row: GGMLType
@@ -217,7 +217,7 @@ class TensorInfo:
 
 @dataclass(slots=True)
 class Header:
-    """What one file says. metadata_types and metadata_offsets: each key's type in words, and where its entry is."""
+    """The header of one file. metadata_types and metadata_offsets: each key's type in words, and its entry's offset."""
 
     version: int
     metadata: dict[str, object] = field(default_factory=dict)
@@ -227,7 +227,7 @@ class Header:
 
 
 def is_alignment(value: object) -> TypeGuard[int]:
-    """Whether a value of `general.alignment` obeys ALIGNMENT_RULE."""
+    """Return True if a value of `general.alignment` obeys ALIGNMENT_RULE."""
     if not isinstance(value, int) or isinstance(value, bool):
         return False
     return 8 <= value <= _LARGEST_ALIGNMENT and not value & (value - 1)
@@ -292,7 +292,7 @@ def _check_alignment(file: MappedFile, header: Header) -> int:
 
 
 def _read_info(cursor: Cursor, number: int, alignment: int) -> TensorInfo:
-    """One tensor info, its `start` still counted from the start of the data."""
+    """Read one tensor info, its `start` still counted from the start of the data."""
     info_offset = cursor.offset
     name = _read_name(cursor, "tensor name", number)
     cursor.field = f"dimensions of tensor {name[:80]!r}"
@@ -320,9 +320,9 @@ def _read_info(cursor: Cursor, number: int, alignment: int) -> TensorInfo:
 
 
 def _tell_blocks(infos: list[TensorInfo], data_bytes: int) -> list[TensorInfo]:
-    """Q2_0 as the file means it: blocks of 64 columns, or of 128 (PQ2_0), as PrismML's first files have by that number.
+    """Tell the two meanings of Q2_0 apart: blocks of 64 columns or, in PrismML's first files, of 128 (PQ2_0).
 
-    The larger ones take fewer bytes: they are meant where the others would overlap, and all of them fit.
+    The larger blocks take fewer bytes: they are meant if the others would overlap and all of the larger ones fit.
     """
     wide, narrow = by_name("pq2_0"), [info for info in infos if info.row.name == "q2_0"]
     starts = sorted({info.start for info in infos} | {data_bytes})
@@ -336,7 +336,7 @@ def _tell_blocks(infos: list[TensorInfo], data_bytes: int) -> list[TensorInfo]:
 
 
 def _place_tensors(file: MappedFile, infos: list[TensorInfo], data_start: int) -> list[TensorInfo]:
-    """Turn offsets into places in the file; refuse twins, overlaps and what lies past the end."""
+    """Turn offsets into places in the file; refuse twins, overlaps and tensors past the end."""
     infos = _tell_blocks(infos, file.size_bytes - data_start)
     placed: dict[str, TensorInfo] = {}
     for info in infos:
@@ -375,7 +375,7 @@ class _Part:
         return value
 
     def complain(self, key: str, reason: str) -> FormatError:
-        """The error that says what is wrong with a metadata entry of this part."""
+        """The error for a bad metadata entry of this part."""
         return FormatError(self.path, f"metadata {key!r}", self.header.metadata_offsets.get(key), reason)
 
 
@@ -384,8 +384,8 @@ class GGUFFile(WeightFiles):
 
     metadata: key to int, float, bool, str, list (of the same; arrays may nest), or NumPy array for long numeric ones.
     metadata_types: key to its type in words (`u32`, `array[string]`), for a writer that wants to keep them.
-    tensors: name to TensorSource, in file order. paths: the files, in order. The keys that describe how a model is
-    split over files are left out of the metadata, as all parts are here.
+    tensors: name to TensorSource, in file order. paths: the files, in order. The metadata leaves out the keys that
+    describe the split, as all parts are here.
     """
 
     def __init__(self, parts: list[_Part]) -> None:
@@ -406,8 +406,8 @@ class GGUFFile(WeightFiles):
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     """Open a GGUF file, or all parts of a split one given any of them (`model-00001-of-00003.gguf`).
 
-    NotFound: the file or a part is missing. FormatError: a file is broken, of another kind, or holds a type that is
-    not supported.
+    Raises NotFound if the file or a part is missing, FormatError if a file is broken, of another kind, or holds a type
+    that is not supported.
     """
     opened = _Part(Path(path))
     count = opened.read_split_key("split.count", 1)

@@ -36,7 +36,7 @@ _WORDS_BY_DTYPE = {
 
 
 def infer_type(value: object) -> str:
-    """The type in words that suits a value; ValueError for what GGUF cannot hold.
+    """Return the type in words that suits a value; raises ValueError if GGUF cannot hold it.
 
     bool, string; int as u32, below zero i32, beyond these u64 or i64; float as f32; arrays of numbers in NumPy's own
     type; lists as the type that holds all items (i32 for whole numbers that fit, as ggml's tools write them).
@@ -86,7 +86,7 @@ def pack_string(text: str) -> bytes:
 
 
 def pack_typed_value(value: object, words: str) -> bytes:
-    """The type's number and the value; ValueError when the value is not of that type or does not fit it."""
+    """Return the type's number and the value as bytes; raises ValueError if the value is not of that type."""
     item_words = _item_words(words)
     kind = "array" if item_words is not None else words
     if kind not in VALUE_TYPE_BY_NAME:
@@ -123,7 +123,7 @@ def _pack_array(value: object, item_words: str) -> bytes:
 
 
 def _pack_numbers(values: Sequence[object] | NDArray[np.generic], kind: str, shown: object) -> bytes:
-    """Numbers one after another; `shown` is what the caller calls them."""
+    """Pack numbers one after another; `shown` is the value for the error."""
     given = np.asarray(values)
     if len(given) == 0:
         return b""
@@ -135,7 +135,7 @@ def _pack_numbers(values: Sequence[object] | NDArray[np.generic], kind: str, sho
         limits = np.iinfo(target)
         if int(given.min()) < limits.min or int(given.max()) > limits.max:
             raise ValueError(f"{shown!r:.80} does not fit {kind}")
-    with np.errstate(over="ignore"):  # a float beyond float32 becomes infinity, as in any other store of a float
+    with np.errstate(over="ignore"):  # a float beyond float32 becomes infinity, as usual
         return given.astype(target).tobytes()
 
 
@@ -159,7 +159,7 @@ class TensorToWrite:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the raw blocks; ModelError when the last axis does not fill whole blocks."""
+        """The bytes of the raw blocks; raises ModelError if the last axis does not fill whole blocks."""
         return math.prod(self.shape[:-1]) * by_name(self.type_name).row_bytes(self.shape[-1])
 
     @classmethod
@@ -177,10 +177,10 @@ class TensorToWrite:
         row_order: NDArray[np.intp] | None = None,
         importance: NDArray[np.float32] | None = None,
     ) -> TensorToWrite:
-        """Take a tensor of another file, under `name`, in type `type_name`; unchanged bytes when the type is its own.
+        """Take a tensor of another file, under `name`, in type `type_name`; bytes stay unchanged if it has that type.
 
-        row_order: for a matrix, which row of the source comes where (rows,); None keeps the order. importance:
-        (matrices, columns), see `encode_pieces`; a stack may have one for each of its matrices, or one for all.
+        row_order: for a matrix, the source's row for each row (rows,); None keeps the order. importance: (matrices,
+        columns), see `encode_pieces`; a stack may have one for each of its matrices, or one for all.
         """
         return cls(name, type_name, source.shape, lambda: _convert(source, name, type_name, row_order, importance))
 
@@ -201,7 +201,7 @@ def _convert(
     row_order: NDArray[np.intp] | None,
     importance: NDArray[np.float32] | None,
 ) -> Iterator[NDArray[np.uint8]]:
-    """The source's rows in the order and type wanted, some at a time; of a stack one part after another."""
+    """Yield the source's rows in the order and type wanted, some at a time; of a stack one part after another."""
     if len(source.shape) > 2:
         for index in range(source.shape[0]):
             own = None if importance is None else importance[index % len(importance)][None]
@@ -234,8 +234,8 @@ def write_gguf(
     metadata: as `GGUFFile.metadata` has it; a key `general.alignment` is obeyed. metadata_types: types in words for
     keys whose type matters (`GGUFFile.metadata_types`); others are inferred. progress: called with (bytes written,
     bytes in all) as the tensors go out.
-    FormatError: a name, shape or value that a GGUF file cannot hold, a full disk, or any other failure to write; no
-    file, and no part of one, is left behind. ModelError: weights that the asked type cannot hold.
+    Raises FormatError for a name, shape or value that a GGUF file cannot hold, a full disk, or any other failure to
+    write, ModelError for weights that the type cannot hold; no file, and no part of one, is left behind.
     """
     target = Path(path)
     wanted = list(tensors)
@@ -310,7 +310,7 @@ def _pack_header(
 
 
 def _checked_chunks(path: Path, tensor: TensorToWrite) -> Iterator[NDArray[np.uint8]]:
-    """The tensor's chunks as contiguous bytes; FormatError when they are not as many bytes as its shape says."""
+    """Yield the tensor's chunks as contiguous bytes; raises FormatError if their size does not fit the shape."""
     given = 0
     for chunk in tensor.chunks():
         flat = np.ascontiguousarray(chunk).reshape(-1).view(np.uint8)
@@ -325,7 +325,7 @@ def _checked_chunks(path: Path, tensor: TensorToWrite) -> Iterator[NDArray[np.ui
 
 @contextlib.contextmanager
 def _replace_when_whole(target: Path, total_bytes: int) -> Iterator[BinaryIO]:
-    """A file that becomes `target` when the block ends well, and vanishes when it does not."""
+    """Open a file that becomes `target` if the block succeeds, and is removed if it fails."""
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
         _check_room(target, total_bytes)
@@ -345,7 +345,7 @@ def _replace_when_whole(target: Path, total_bytes: int) -> Iterator[BinaryIO]:
 
 
 def _check_room(target: Path, total_bytes: int) -> None:
-    """Say so before hours of work when the disk cannot hold the result."""
+    """Raise an error before hours of work if the disk cannot hold the result."""
     if not hasattr(os, "statvfs"):
         return
     disk = os.statvfs(target.parent)
@@ -354,7 +354,7 @@ def _check_room(target: Path, total_bytes: int) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the rename itself last; not every system can open a folder for that, and the file is whole either way."""
+    """Write the rename to disk; some systems cannot open a folder for that, and the file is whole either way."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

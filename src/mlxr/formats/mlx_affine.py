@@ -1,4 +1,4 @@
-"""Weights as MLX quantises them: three tensors of a folder become one, in blocks that kernels multiply by.
+"""Weights in MLX's quantisation: three tensors of a folder become one, in blocks that kernels multiply by.
 
 `x.weight` holds 32-bit words, `x.scales` and `x.biases` a number for each group of 32, 64 or 128 columns. A row's words
 are one stream of bits from the lowest up; value i is its bits [i * bits, (i + 1) * bits), and means scale * q + bias.
@@ -6,8 +6,8 @@ are one stream of bits from the lowest up; value i is its bits [i * bits, (i + 1
 of 4, more into blocks of 8 (`quants`): no number changes. Knows no models.
 
 Its other modes have small floats and no biases: `mxfp4` and `nvfp4` (E2M1, scales in E4M3) are ggml's types of these
-names, but for nvfp4 in rows of no multiple of 64 columns. Those, and numbers of `mxfp8` (E4M3, scales that are powers
-of two), have at most 6 significant bits, so bf16 holds them. NVFP4 of others has a factor for a whole matrix beside.
+names, except nvfp4 in rows of no multiple of 64 columns. Those, and numbers of `mxfp8` (E4M3, scales that are powers of
+two), have at most 6 significant bits, so bf16 holds them. Other makers' NVFP4 has a factor for the whole matrix, too.
 Layout: `mlx.core.quantize`, https://ml-explore.github.io/mlx/build/html/python/_autosummary/mlx.core.quantize.html
 """
 
@@ -38,7 +38,7 @@ _SPREADS = ((16, 0x0000FFFF0000FFFF), (8, 0x00FF00FF00FF00FF), (4, 0x0F0F0F0F0F0
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How one weight is stored."""
+    """The storage form of one weight."""
 
     bits: int
     group_size: int
@@ -48,8 +48,8 @@ class Quantization:
 class AffineBlocks(ABC):
     """A weight whose integers mean scale * q + bias for each group of columns, with the attributes of a TensorSource.
 
-    `data`, blocks of such a type, is made when it is first asked for, and kept until `release`. How a checkpoint keeps
-    the parts is known to those who derive from it.
+    `data`, blocks of such a type, is made when it is first asked for, and kept until `release`. Subclasses read the
+    parts from a kind of checkpoint.
     """
 
     __slots__ = ("_blocks", "_rows", "name", "quantization", "shape", "type_name")
@@ -125,7 +125,7 @@ class AffineBlocks(ABC):
         """Scales and biases of some rows, each (rows, groups)."""
 
     def _read_packed(self, first: int, last: int) -> Bytes:
-        """The integers of some rows as blocks keep them."""
+        """The integers of some rows, packed as in the blocks."""
         codes = self._read_codes(first, last)
         return codes if self.quantization.bits > 4 else pack_halves(codes)
 
@@ -222,7 +222,7 @@ class AffineTensor(AffineBlocks):
 
 
 def _flatten(part: TensorSource) -> TensorSource:
-    """A stack of matrices as one, their rows after one another."""
+    """A stack of matrices as one matrix, with the rows of one after those of another."""
     if len(part.shape) < 3:
         return part
     shape = (math.prod(part.shape[:-1]), part.shape[-1])
@@ -230,7 +230,7 @@ def _flatten(part: TensorSource) -> TensorSource:
 
 
 def unpack_codes(raw: Bytes, bits: int) -> Bytes:
-    """The numbers in a stream of bits, lowest first: uint8 (..., 4 n) to uint8 (values,)."""
+    """Unpack the numbers in a stream of bits, lowest first: uint8 (..., 4 n) to uint8 (values,)."""
     if bits == 8:
         return raw.reshape(-1)
     eights = np.zeros((raw.size // bits, 8), np.uint8)  # eight numbers fill `bits` bytes
@@ -243,13 +243,13 @@ def unpack_codes(raw: Bytes, bits: int) -> Bytes:
 
 
 def pack_halves(codes: Bytes) -> Bytes:
-    """Numbers below 16, 32 after another, as 16 bytes: the first sixteen in the low halves, the others above."""
+    """Pack each 32 numbers below 16 into 16 bytes: the first sixteen in the low halves, the others above."""
     halves = codes.reshape(-1, 2, 16)
     return halves[:, 0] | halves[:, 1] << np.uint8(4)
 
 
 def order_nibbles(raw: Bytes) -> Bytes:
-    """`pack_halves` of 4-bit numbers, without unpacking them: eight numbers of a word go into eight bytes at once."""
+    """`pack_halves` of packed 4-bit numbers: the eight numbers of a word go into eight bytes at once."""
     spread = np.ascontiguousarray(raw).view("<u4").reshape(-1, 4).astype(np.uint64)
     for shift, mask in _SPREADS:
         spread |= spread << np.uint64(shift)
@@ -293,7 +293,7 @@ def join_affine(tensors: Mapping[str, TensorSource], config: Mapping[str, object
 
 
 def _read_quantization(config: Mapping[str, object]) -> tuple[Quantization | None, dict[str, Quantization | None]]:
-    """What `quantization` says for all modules, and for single ones (None: not quantised)."""
+    """Read `quantization`: the default of all modules, and the entries of single ones (None: not quantised)."""
     stated = config.get("quantization")
     if stated is None:
         return None, {}
@@ -347,8 +347,8 @@ def _join_floats(
 
 
 class Bf16Tensor(ABC):
-    """Numbers that a folder keeps in another form, as bf16, or another type of 16 bits. `data` is made when it is first
-    asked for, and kept until `release`."""
+    """Numbers of a folder converted to bf16 or another type of 16 bits. `data` is made when it is first asked for, and
+    kept until `release`."""
 
     __slots__ = ("_made", "name", "shape", "type_name")
 
@@ -357,7 +357,7 @@ class Bf16Tensor(ABC):
         self._made: Bytes | None = None
 
     def _encode(self, first: int, last: int) -> Bytes:
-        """Rows [first:last], or parts of a stack, as `data` has them."""
+        """Rows [first:last], or parts of a stack, in the form of `data`."""
         return encode_tensor(self.type_name, self._make(first, last))
 
     @abstractmethod
@@ -383,7 +383,7 @@ class Bf16Tensor(ABC):
         return self._made
 
     def to_float32(self, start: int | None = None, stop: int | None = None) -> Floats:
-        """Rows [start:stop], or parts of a stack, of what `data` has, decoded."""
+        """Decode rows [start:stop], or parts of a stack, of `data`."""
         first, last, _ = slice(start, stop).indices(self.shape[0])
         rounded = self._encode(first, max(first, last))
         return decode_blocks(by_name(self.type_name), rounded).reshape(-1, *self.shape[1:])
@@ -396,7 +396,7 @@ class Bf16Tensor(ABC):
 class FloatGroups(Bf16Tensor):
     """A stack of matrices, or one, of small floats with a scale for each group of columns; bf16 holds all of them.
 
-    Raises ModelError, naming the tensor, where a number is none, or none that bf16 holds.
+    Raises ModelError, naming the tensor, if a number is NaN, or bf16 cannot hold it.
     """
 
     __slots__ = ("_scales", "_weight", "quantization")
@@ -417,7 +417,7 @@ class FloatGroups(Bf16Tensor):
         else:
             with np.errstate(all="ignore"):
                 numbers, steps = _E4M3[weight], np.where(scales == 255, np.nan, np.ldexp(1.0, scales.astype(int) - 127))
-        with np.errstate(all="ignore"):  # what overflows is refused below
+        with np.errstate(all="ignore"):  # overflow is refused below
             values = (numbers.reshape(-1, self.quantization.group_size) * steps.astype(np.float32)[:, None]).reshape(-1)
             is_kept = np.isfinite(values) & (values.view(np.uint32) & 0xFFFF == 0)
         if not is_kept.all():
@@ -513,7 +513,7 @@ class Float4Tensor:
 
     `parts`: bytes of two numbers each, the first one in the lower half, and scales; or blocks of nvfp4. `factors`, one
     for each matrix, multiply the scales (nvfp4_scaled). `data` is made when it is first asked for, and kept until
-    `release`. Raises ModelError, naming the tensor, for parts that do not fit together, and what is no number.
+    `release`. Raises ModelError, naming the tensor, for parts that do not fit together, and for NaN.
     """
 
     __slots__ = ("_factors", "_made", "_parts", "name", "recipe", "shape", "type_name")
@@ -614,8 +614,8 @@ Joined = TensorSource | AffineTensor | MicroscaledTensor | Float4Tensor | FloatG
 def join_factors(tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource | Float4Tensor]:
     """The tensors of a GGUF file with each weight in NVFP4 and its `.scale`, a factor for each matrix, as one.
 
-    `.input_scale` is left out: it is for activations in four bits. Raises ModelError, naming the tensor, where factors
-    are none.
+    `.input_scale` is left out: it is for activations in four bits. Raises ModelError, naming the tensor, for bad
+    factors.
     """
     joined: dict[str, TensorSource | Float4Tensor] = {}
     for name, tensor in tensors.items():

@@ -1,11 +1,11 @@
-"""Weights as folders of other makers keep them: several tensors become one that kernels multiply.
+"""Weights in the quantised forms of other makers' folders: several tensors become one that kernels multiply.
 
 Integers of 2, 3, 4 and 8 bits mean (q - zero) * scale for each group of columns. They go into MLX's affine blocks with
-scale and -zero * scale, which f32 keeps exactly of scales in 16 bits; a tensor where it does not is refused, never
-rounded. Where the columns of a group stand apart (`g_idx`), the numbers themselves become f16, as the libraries have
-them. FP8 numbers in E4M3 stay as they are where a scale is for a multiple of 128 columns; others times their scales
-become bf16, as transformers dequantises them, exact where scales are powers of two. `quantization_config` in
-`config.json` names the method; bits and groups follow from shapes. Knows no models.
+scale and -zero * scale, which are exact in f32 for scales in 16 bits; a tensor whose numbers are not is refused, never
+rounded. If the columns of a group are not neighbours (`g_idx`), the results become f16, as in the makers' libraries.
+FP8 numbers in E4M3 stay as they are if a scale is for a multiple of 128 columns; others times their scales become bf16,
+as transformers dequantises them, which is exact if scales are powers of two. `quantization_config` in `config.json`
+names the method; bits and groups follow from shapes. Knows no models.
 
 - AWQ (gemm): `qweight` (columns, rows / 8) words, in each the rows 0, 2, 4, 6, 1, 3, 5, 7 from the lowest bits up;
   `qzeros` (groups, rows / 8) likewise, `scales` (groups, rows). https://github.com/casper-hansen/AutoAWQ
@@ -59,7 +59,7 @@ Parts = Mapping[str, TensorSource]
 _BITS = (2, 3, 4, 8)
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _FLOATS = ("f32", "f16", "bf16")
-_ROWS = 32  # whose packed numbers begin and end with whole words
+_ROWS = 32  # packed numbers of so many rows begin and end with whole words
 _ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}  # one in each field of a word
 _PIECE_VALUES = 1 << 18
 
@@ -67,8 +67,8 @@ _PIECE_VALUES = 1 << 18
 class PackedTensor(AffineBlocks):
     """A matrix, or rows [first, last) of it, of integers with a scale and a zero for each group of columns.
 
-    Raises ModelError, naming the tensor, for parts that do not fit together, and for scales that are no numbers or not
-    kept exactly when it is read.
+    Raises ModelError, naming the tensor, for parts that do not fit together and, when it is read, for scales that are
+    NaN or not exact.
     """
 
     __slots__ = ("_first", "_parts")
@@ -104,7 +104,7 @@ class PackedTensor(AffineBlocks):
     def _read_steps(self, first: int, last: int) -> tuple[Floats, Floats]:
         first, last = self._first + first, self._first + last
         scales, zeros = self._read_scales(first, last), self._read_zeros(first, last)
-        with np.errstate(all="ignore"):  # what overflows is refused below
+        with np.errstate(all="ignore"):  # overflow is refused below
             exact = -zeros.astype(np.float64) * scales
             biases = exact.astype(np.float32)
             is_exact = np.isfinite(scales) & (biases == exact)
@@ -135,7 +135,7 @@ class _ColumnsFirst(PackedTensor):
     __slots__ = ()
 
     def _cut(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        step = max(512, _PIECE_VALUES // self.shape[-1])  # so many rows lie beside one another in the file
+        step = max(512, _PIECE_VALUES // self.shape[-1])  # rows that are neighbours in the file
         for start in range(first, last, step):
             yield start, min(last, start + step)
 
@@ -161,7 +161,7 @@ class AWQTensor(_ColumnsFirst):
         return self._take("qzeros", first, last).astype(np.int16)
 
     def _take(self, part: str, first: int, last: int) -> Bytes:
-        """Numbers of rows [first, last), (rows, what the part has first)."""
+        """The numbers of rows [first, last): (rows, first axis of the part)."""
         start = first // 8
         words = _words(self._parts[part])[:, start : -(-last // 8)]
         codes = unpack_codes(np.ascontiguousarray(words).view(np.uint8), 4).reshape(len(words), -1, 8)
@@ -172,7 +172,7 @@ class AWQTensor(_ColumnsFirst):
 
 
 class GPTQTensor(_ColumnsFirst):
-    """A weight of GPTQ, whose zeros are kept as they are (the second version of the format)."""
+    """A weight of GPTQ whose zeros are stored unchanged (the second version of the format)."""
 
     __slots__ = ()
 
@@ -197,9 +197,9 @@ class GPTQTensor(_ColumnsFirst):
 
 
 class GPTQFirstTensor(GPTQTensor):
-    """A weight of GPTQ, whose zeros are kept less one (the first version of the format).
+    """A weight of GPTQ whose zeros are stored less one (the first version of the format).
 
-    One is added to each field of a word, which is one number: what was subtracted so comes back, borrows too.
+    One is added to each field of a word, as an addition to the word: this undoes the subtraction with its borrows.
     """
 
     __slots__ = ()
@@ -220,7 +220,7 @@ class CompressedTensor(PackedTensor):
 
     @property
     def recipe(self) -> str:
-        """As others call it: int4, int8."""
+        """The usual name: int4, int8."""
         return f"int{self.quantization.bits}"
 
     def _read_raw(self, first: int, last: int) -> Bytes:
@@ -259,7 +259,7 @@ class CompressedTensor(PackedTensor):
 
 
 class ScatteredTensor(Bf16Tensor):
-    """A weight whose columns' groups stand apart: (q - zero) * scale of each column's group, rounded to f16."""
+    """A weight whose groups' columns are not neighbours: (q - zero) * scale of each column's group, rounded to f16."""
 
     __slots__ = ("_groups", "_packed")
 
@@ -295,8 +295,8 @@ class ScatteredTensor(Bf16Tensor):
 class Float8Tensor(Bf16Tensor):
     """A matrix of FP8 numbers and their scales, or rows from `first` on of it.
 
-    `block` is the rows and columns that share a scale. Raises ModelError, naming the tensor, for numbers and scales
-    that are none.
+    `block` is the rows and columns that share a scale. Raises ModelError, naming the tensor, for NaN among numbers and
+    scales.
     """
 
     __slots__ = ("_block", "_first", "_scale", "_weight")
@@ -337,7 +337,7 @@ class Float8Tensor(Bf16Tensor):
         self._scale.release()
 
     def _read_scales(self, first: int, last: int, columns: int) -> Floats:
-        """The scale of so many neighbouring columns at a time, (rows, columns of the weight / columns)."""
+        """The scales of each `columns` neighbouring columns: (rows, columns of the weight / columns)."""
         (high, wide), count = self._block, self.shape[1] // columns
         scales = self._scale.to_float32().reshape(-1, -(-self.shape[1] // wide))[np.arange(first, last) // high]
         repeated: Floats = np.repeat(scales, -(-wide // columns), axis=1)[:, :count]
@@ -345,7 +345,7 @@ class Float8Tensor(Bf16Tensor):
 
     def _make(self, first: int, last: int) -> Floats:
         first, last = self._first + first, self._first + last
-        with np.errstate(all="ignore"):  # what overflows is refused below
+        with np.errstate(all="ignore"):  # overflow is refused below
             values: Floats = self._weight.to_float32(first, last) * self._read_scales(first, last, 1)
         self._refuse_rows(np.flatnonzero(~np.isfinite(values).all(axis=1)), first)
         return values
@@ -369,7 +369,7 @@ class Float8Tensor(Bf16Tensor):
 
 
 class LevelsTensor(Bf16Tensor):
-    """A weight of bitsandbytes in 4 bits, or its rows from `first` on, in the type that the original has."""
+    """A weight of bitsandbytes in 4 bits, or its rows from `first` on, in the type of the original."""
 
     __slots__ = ("_absmax", "_block", "_first", "_levels", "_weight", "recipe")
 
@@ -424,7 +424,7 @@ class LevelsTensor(Bf16Tensor):
         raw = self._weight.data[at // 2 : -(-end // 2)]
         codes = np.stack([raw >> 4, raw & 15], axis=1).reshape(-1)[at % 2 : at % 2 + end - at]
         assert isinstance(self._block, int)
-        with np.errstate(all="ignore"):  # what overflows is refused below
+        with np.errstate(all="ignore"):  # overflow is refused below
             values: Floats = self._levels[codes] * self._absmax[np.arange(at, end) // self._block]
         if not np.isfinite(values).all():
             row = self._first + first + int(np.flatnonzero(~np.isfinite(values))[0]) // columns
@@ -523,7 +523,7 @@ def _join_columns_first(module: str, parts: Parts, kind: type[_ColumnsFirst], st
 
 
 def _scatter(packed: PackedTensor, order: TensorSource) -> Joined:
-    """The weight with the groups that `order` gives its columns, which may stand apart (desc_act, actorder)."""
+    """The weight with the groups that `order` gives its columns, which need not be neighbours (desc_act, actorder)."""
     columns, size = packed.shape[1], packed.quantization.group_size
     _expect(order, ("i32",), (columns,))
     found = order.data.view("<i4")
@@ -720,7 +720,7 @@ _METHODS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], _Join]] = {
 def join_packed(tensors: Parts, config: Mapping[str, object]) -> tuple[dict[str, Joined], dict[str, TensorSource]]:
     """The weights of a folder that its `quantization_config` quantised, each as one, and the other tensors.
 
-    Raises ModelError, naming the tensor or the key, for what does not fit, is missing, or is not supported.
+    Raises ModelError, naming the tensor or the key, if it does not fit, is missing, or is not supported.
     """
     stated = config.get("quantization_config")
     stated = stated if isinstance(stated, dict) else {}

@@ -1,4 +1,4 @@
-"""Weight types as bytes: each type's layout and its decoder, and the encoders that need no search.
+"""The byte layout of each weight type with its decoder, and the encoders that need no search.
 
 Knows bytes and float32, nothing of files or tensors. A decoder takes blocks as uint8 (blocks, type_size) and gives
 float32 (blocks, block_size); an encoder goes the other way. All values are little endian. Layouts are those of
@@ -25,7 +25,7 @@ from mlxr.core import tables
 def load_grid(name: str) -> array[int]:
     """The numbers of a grid (`iq3_s_grid`), 16 bits each: two or four bits for each of eight or four columns.
 
-    They are read from `grids.h`, which C++ and GPU sources include, too.
+    They are read from `grids.h`, which C++ and GPU sources include as well.
     """
     text = Path(tables.__file__).with_name("grids.h").read_text(encoding="utf-8")
     found = re.search(rf"^GRID\({name.upper()}, \d+\) = \{{(.*?)\}};", text, re.MULTILINE | re.DOTALL)
@@ -47,12 +47,12 @@ def decode_numbers(dtype: str) -> Callable[[Bytes], Floats]:
 
 
 def encode_numbers(dtype: str) -> Callable[[Floats], Bytes]:
-    """An encoder that rounds to nearest even. The caller sees to it that the values fit (`encode_tensor` does)."""
+    """An encoder that rounds to nearest even. The caller checks that the values fit (`encode_tensor` does)."""
     return lambda values: values.astype(dtype).view(np.uint8)
 
 
 def decode_bf16(blocks: Bytes) -> Floats:
-    """Exact: bfloat16 is the upper half of a float32."""
+    """Decode exactly: bfloat16 is the upper half of a float32."""
     return (blocks.view("<u2").astype(np.uint32) << 16).view(np.float32)
 
 
@@ -134,7 +134,7 @@ _SMALLEST_SCALE = np.finfo(np.float32).tiny
 
 
 def invert(scale: Floats) -> Floats:
-    """1 / scale, and 0 where the scale is 0 (a block of zeros) or so small that its inverse overflows."""
+    """1 / scale, or 0 if the scale is 0 (a block of zeros) or so small that its inverse overflows."""
     return np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=np.abs(scale) >= _SMALLEST_SCALE)
 
 
@@ -321,7 +321,7 @@ IQ4_NL = np.dtype([("d", "<f2"), ("qs", "u1", 16)])
 IQ4_XS = np.dtype([("d", "<f2"), ("scales_h", "<u2"), ("scales_l", "u1", 4), ("qs", "u1", 128)])
 MXFP4 = np.dtype([("e", "u1"), ("qs", "u1", 16)])
 
-# The 16 levels of iq4_nl and iq4_xs: denser around zero, as weights are.
+# The 16 levels of iq4_nl and iq4_xs: denser around zero, like weights.
 IQ4_LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32)
 # E2M1 values times two (0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives), so `scale_of_exponent` halves to make up.
 MXFP4_LEVELS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=np.float32)
@@ -329,7 +329,7 @@ IQ4_LEVELS.flags.writeable = MXFP4_LEVELS.flags.writeable = False
 
 
 def scale_of_exponent(e: Bytes) -> Floats:
-    """2 ** (e - 128) of an E8M0 byte; below the normal range of float32 as a subnormal."""
+    """2 ** (e - 128) of an E8M0 byte; subnormal below the normal range of float32."""
     wide = e.astype(np.uint32)
     subnormal = np.uint32(0x00200000) << np.minimum(wide, 1)
     normal = (np.maximum(wide, 2) - 1) << 23
@@ -364,21 +364,21 @@ NVFP4_SCALED = np.dtype([("factor", "<f4"), ("blocks", "u1", NVFP4.itemsize)])
 
 
 def decode_nvfp4(blocks: Bytes) -> Floats:
-    """scale * level[q], a scale in E4M3 for 16 columns, whose sign does not count and whose 127 is zero"""
+    """scale * level[q], a scale in E4M3 for 16 columns; its sign is ignored and 127 means zero"""
     block = blocks.view(NVFP4)[:, 0]
     scales = np.where(block["d"] == 127, np.float32(0), _E4M3_HALVES[block["d"] & 127])
     return _apply_scales(scales, MXFP4_LEVELS[unpack_nibbles(block["qs"], 8)]).reshape(len(blocks), -1)
 
 
 def decode_nvfp4_scaled(blocks: Bytes) -> Floats:
-    """nvfp4 with a factor, by which the scales are multiplied: in no file, made of its tensors by `mlx_affine`"""
+    """nvfp4 with a factor for the scales: not a type of files, `mlx_affine` makes it from a weight's tensors"""
     block = blocks.view(NVFP4_SCALED)[:, 0]
     parts = np.ascontiguousarray(block["blocks"]).view(NVFP4)[:, 0]
     scales = np.where(parts["d"] == 127, np.float32(0), _E4M3_HALVES[parts["d"] & 127]) * block["factor"][:, None]
     return _apply_scales(scales, MXFP4_LEVELS[unpack_nibbles(parts["qs"], 8)]).reshape(len(blocks), -1)
 
 
-# What MLX calls affine, made of a checkpoint's tensors by `mlx_affine`: in no file. 4 bits lie in the order of q4_0.
+# MLX's affine blocks, which `mlx_affine` makes of a checkpoint's tensors: in no file. 4 bits lie in the order of q4_0.
 AFFINE_BLOCKS = {
     (bits, columns): np.dtype([("scale", "<f4"), ("bias", "<f4"), ("q", "u1", columns * bits // 8)])
     for bits in (4, 8)
@@ -404,21 +404,21 @@ def encode_affine(values: Floats, bits: int) -> Bytes:
 
 
 def decode_f8_e4m3(blocks: Bytes) -> Floats:
-    """1 sign, 4 bits of exponent (bias 7), 3 of fraction; no infinities, and 127 is no number (OCP's E4M3)."""
+    """1 sign, 4 bits of exponent (bias 7), 3 of fraction; no infinities, and 127 is NaN (OCP's E4M3)."""
     exponent, fraction = np.int32(blocks >> 3 & 15), np.float32(blocks & 7)
     magnitude = np.ldexp(fraction + np.where(exponent > 0, 8, 0).astype(np.float32), np.maximum(exponent, 1) - 10)
     signed = np.where(blocks & 128, -magnitude, magnitude)
     return np.where(blocks & 127 == 127, np.float32(np.nan), signed).astype(np.float32)
 
 
-# Half of each number without a sign; what 127 would be were it one.
+# Half of each number without a sign; 127 (NaN) has the value that its bits have as a number.
 _E4M3_HALVES = decode_f8_e4m3(np.arange(128, dtype=np.uint8)[:, None])[:, 0] / np.float32(2)
 _E4M3_HALVES[127] = 240
 F8_E4M3_128 = np.dtype([("scale", "<f4"), ("codes", "u1", 128)])
 
 
 def decode_f8_e4m3_128(blocks: Bytes) -> Floats:
-    """scale * E4M3; in no file, made of its tensors by `packed`"""
+    """scale * E4M3; not a type of files, `packed` makes it from a weight's tensors"""
     block = blocks.view(F8_E4M3_128)[:, 0]
     values: Floats = block["scale"][:, None] * decode_f8_e4m3(block["codes"])
     return values
@@ -429,7 +429,7 @@ def decode_f8_e5m2(blocks: Bytes) -> Floats:
     return (blocks.astype(np.uint16) << 8).view(np.float16).astype(np.float32)
 
 
-# Types whose numbers come out of a grid: an index stands for the magnitudes of eight columns (IQ1, IQ2) or four (IQ3).
+# Types with a grid: an index stands for the magnitudes of eight columns (IQ1, IQ2) or four (IQ3).
 IQ3_S = np.dtype([("d", "<f2"), ("qs", "u1", 64), ("qh", "u1", 8), ("signs", "u1", 32), ("scales", "u1", 4)])
 IQ3_XXS = np.dtype([("d", "<f2"), ("qs", "u1", 64), ("signs", "<u4", 8)])
 IQ2_XXS = np.dtype([("d", "<f2"), ("qs", "<u4", 16)])
@@ -532,7 +532,7 @@ def decode_iq2_s(blocks: Bytes) -> Floats:
 
 
 def _decode_iq1(indices: NDArray[np.uint16], scales: Floats, is_lower: NDArray[np.bool_]) -> Floats:
-    """scale * (grid[index] + delta), delta an eighth, or where it `is_lower` minus an eighth: of 8 or of 32 columns."""
+    """scale * (grid[index] + delta), delta 1/8, or -1/8 where `is_lower`; one delta for 8 or 32 columns."""
     values = _read_grid("iq1_grid", IQ1_LEVELS)[indices].reshape(*is_lower.shape, -1)
     shifted = values + np.where(is_lower, np.float32(-0.125), np.float32(0.125))[:, :, None]
     return _apply_scales(scales, shifted).reshape(len(indices), -1)
@@ -581,7 +581,7 @@ def decode_tq1_0(blocks: Bytes) -> Floats:
 
 
 def decode_tq2_0(blocks: Bytes) -> Floats:
-    """Two bits each, in planes as q2_k has them"""
+    """Two bits each, in planes as in q2_k"""
     block = blocks.view(TQ2_0)[:, 0]
     return column(block["d"]) * (unpack_planes(block["qs"], 2, 4).astype(np.float32) - np.float32(1))
 
@@ -598,7 +598,7 @@ def decode_q2_0(blocks: Bytes) -> Floats:
 
 
 def decode_pq2_0(blocks: Bytes) -> Floats:
-    """As q2_0, 128 columns: PrismML's, whose older files call it q2_0"""
+    """As q2_0 with 128 columns: PrismML's type, which its older files call q2_0"""
     return _decode_twos(blocks.view(PQ2_0)[:, 0])
 
 

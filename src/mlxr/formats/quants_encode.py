@@ -1,4 +1,4 @@
-"""Encoders that search for the scale that loses least: q2_k to q6_k, iq3_s, iq4_nl, iq4_xs, and mxfp4.
+"""Encoders that search for the scale with the least error: q2_k to q6_k, iq3_s, iq4_nl, iq4_xs, and mxfp4.
 
 An encoder takes float32 (blocks, block_size) and gives uint8 (blocks, type_size): find each group's scale, round the
 scales themselves to their few bits, then round the values with the scales as stored. In a search groups stand in
@@ -7,10 +7,10 @@ columns, (values, groups), so that every step runs over all groups at once and s
 The method is that of ggml's k-quants: try a row of scales around the one that spans the group, round, fit the best
 scale for that rounding by weighted least squares, keep the best. Where levels are few, two things go further:
 `fit_symmetric` repeats rounding and fitting from there, and as the scales are stored in a few bits themselves,
-`settle_symmetric` and `settle_affine` look at the neighbours of the nearest codes and keep the one that loses least,
-which the nearest often is not. With `importance`, of each value, errors are weighted as llama.cpp weights them with an
-importance matrix, and q4_0 and q5_0 are searched for, too. mxfp4 follows ggml's plain rule: the exponent of the
-largest magnitude, nearest level.
+`settle_symmetric` and `settle_affine` look at the neighbours of the nearest codes and keep the one with the least
+error, which often is not the nearest. With the `importance` of each value, errors are weighted as llama.cpp weights
+them with an importance matrix, and q4_0 and q5_0 are searched for, too. mxfp4 follows ggml's plain rule: the exponent
+of the largest magnitude, nearest level.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def fit_symmetric(x: Floats, weights: Floats, half: int, steps: Iterable[float])
         np.multiply(q, q, out=q)
         sum_qq = sum_down(np.multiply(q, weights, out=q))
         fitted = sum_xq * invert(sum_qq)
-        gain = fitted * sum_xq  # how much less error than with all zeros
+        gain = fitted * sum_xq  # the reduction of the error from that of all zeros
         better = gain > best_gain
         np.copyto(best_gain, gain, where=better)
         np.copyto(scale, fitted, where=better)
@@ -109,14 +109,14 @@ def fit_affine(
         difference -= x
         np.square(difference, out=difference)
         error = sum_down(np.multiply(difference, weights, out=difference))
-        better = error < best_error  # never where the fit is not finite
+        better = error < best_error  # always False if the fit is not finite
         np.copyto(best_error, error, where=better)
         np.copyto(scale, fitted, where=better)
         np.copyto(minimum, fitted_low, where=better)
 
     spread = high - low
     plain = round_to_levels((x - low) * (np.float32(top) * invert(spread)), 0, top)
-    keep_better(plain, spread / np.float32(top), low)  # all there is for a group of equal values, which has no fit
+    keep_better(plain, spread / np.float32(top), low)  # the only one for a group of equal values, which has no fit
     for step in steps:
         q = round_to_levels((x - minimum) * (np.float32(step) * invert(high - minimum)), 0, top)
         keep_better(q, *_solve_affine(q, weights, weighted, sums))
@@ -127,7 +127,7 @@ def fit_affine(
 
 
 def _solve_affine(q: Floats, weights: Floats, weighted: Floats, sums: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
-    """Weighted least squares of x = scale * q + low with low <= 0; NaN where the levels are all the same.
+    """Weighted least squares of x = scale * q + low with low <= 0; NaN if all levels are the same.
 
     weighted: weights * x. sums: of the weights, and of `weighted`, down the columns.
     """
@@ -171,7 +171,7 @@ def settle_symmetric(
 def settle_affine(
     x: Floats, weights: Floats, units: tuple[Floats, Floats], codes: tuple[Floats, Floats], code_top: int, top: int
 ) -> tuple[Floats, Floats]:
-    """Codes of scale and offset, each the given one or a neighbour within 0..code_top, that lose least together.
+    """Codes of scale and offset, each the given one or a neighbour within 0..code_top, with the least error together.
 
     x, weights: (values, groups). units: what one step of the codes is worth, for scale and offset, both (groups,).
     Values are rounded to 0..top.
@@ -233,7 +233,7 @@ class _Affine:
 
 
 def _quantize_affine(x: Floats, weights: Floats, fit: tuple[Floats, Floats], code_top: int, top: int) -> _Affine:
-    """Store the fitted scales and offsets of groups x (values, groups), then round the values with what was stored."""
+    """Store the fitted scales and offsets of groups x (values, groups), then round the values with the stored ones."""
     groups = 256 // len(x)
     d, unit, codes = _unsigned_codes(fit[0].reshape(-1, groups), code_top)
     dmin, offset_unit, offset_codes = _unsigned_codes(fit[1].reshape(-1, groups), code_top)
@@ -344,7 +344,7 @@ _CODE_BY_HALF.flags.writeable = _LEVEL_BY_HALF.flags.writeable = False
 
 
 def _find_half(scaled: Floats) -> NDArray[np.intp]:
-    """Where a value, in units of its scale, stands in the tables by half units."""
+    """Return the index of a value, in units of its scale, in the tables by half units."""
     halves = np.floor(scaled * np.float32(2))
     np.clip(halves, -256, 255, out=halves)
     index: NDArray[np.intp] = halves.astype(np.intp) + np.intp(256)
@@ -420,7 +420,7 @@ def _list_entries() -> tuple[Floats, NDArray[np.uint16]]:
 
 
 def _find_levels(x: Floats) -> NDArray[np.uint16]:
-    """The nearest odd numbers up to 15 of each four of x (32, groups), as `_list_entries` counts them: (8, groups)."""
+    """The nearest odd numbers up to 15 of each four of x (32, groups), in `_list_entries`' numbering: (8, groups)."""
     levels = round_to_levels((x - np.float32(1)) * np.float32(0.5), 0, 7).astype(np.uint16).reshape(8, 4, -1)
     shifts = np.array([[0], [3], [6], [9]], np.uint16)
     found: NDArray[np.uint16] = np.bitwise_or.reduce(levels << shifts, axis=1)
@@ -430,8 +430,8 @@ def _find_levels(x: Floats) -> NDArray[np.uint16]:
 def encode_iq3_s(values: Floats, importance: Floats | None = None) -> Bytes:
     """Four magnitudes are an entry of the grid; scales of 4 bits per 32 values under one float16 scale per 256.
 
-    Scales are searched for with the nearest entries; weighted by magnitude. With the scales as stored each four take
-    the entry that loses least among those near them.
+    Scales are searched for with the nearest entries; weighted by magnitude. With the stored scales each four take the
+    entry with the least error among those near them.
     """
     x = np.abs(_columns(values, 32))
     weights = x if importance is None else _weigh(values, importance, 32, 2.0)
@@ -487,7 +487,7 @@ def encode_mxfp4(values: Floats) -> Bytes:
 
 
 def _weigh_symmetric(values: Floats, importance: Floats, half: int) -> tuple[NDArray[np.float16], Bytes]:
-    """Scales (blocks,) and numbers (blocks, 32) within 0..2 * half - 1 that lose least, of q4_0 and q5_0."""
+    """Scales (blocks,) and numbers (blocks, 32) within 0..2 * half - 1 with the least error, for q4_0 and q5_0."""
     x = _columns(values, 32)
     d = fit_symmetric(x, _weigh(values, importance, 32, 1.0), half, _steps(half, -0.9, 19)).astype(np.float16)
     q = round_to_levels(x * invert(d.astype(np.float32)), -half, half - 1) + np.float32(half)
@@ -495,7 +495,7 @@ def _weigh_symmetric(values: Floats, importance: Floats, half: int) -> tuple[NDA
 
 
 def encode_weighted_q4_0(values: Floats, importance: Floats) -> Bytes:
-    """A search for the scale, where the plain encoder takes that of the largest magnitude."""
+    """Search for the scale; the plain encoder takes that of the largest magnitude."""
     block = np.empty(len(values), quants.Q4_0)
     block["d"], q = _weigh_symmetric(values, importance, 8)
     block["qs"] = pack_nibbles(q, 16)
@@ -503,7 +503,7 @@ def encode_weighted_q4_0(values: Floats, importance: Floats) -> Bytes:
 
 
 def encode_weighted_q5_0(values: Floats, importance: Floats) -> Bytes:
-    """A search for the scale, as of q4_0."""
+    """Search for the scale, as for q4_0."""
     block = np.empty(len(values), quants.Q5_0)
     block["d"], q = _weigh_symmetric(values, importance, 16)
     block["qs"], block["qh"] = pack_nibbles(q & np.uint8(15), 16), np.packbits(q >> 4, axis=1, bitorder="little")
@@ -521,4 +521,4 @@ WEIGHTED: dict[str, Callable[[Floats, Floats], Bytes]] = {
     "iq3_s": encode_iq3_s,
     "iq4_nl": encode_iq4_nl,
     "iq4_xs": encode_iq4_xs,
-}  # those that an importance changes
+}  # the encoders that use an importance

@@ -1,4 +1,4 @@
-"""Recipes: which type each tensor of a converted model gets, given a name such as `q4_k_m`.
+"""Recipes: the type of each tensor of a converted model, given a name such as `q4_k_m`.
 
 Knows tensor names as GGUF spells them, shapes and types; nothing of files. A recipe is a row: the type of most
 matrices and the rules by which the sensitive ones (attn_v, ffn_down, attn_output, output) get more bits. The mixes and
@@ -17,7 +17,7 @@ from mlxr.formats.ggml_types import by_name
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """What a rule may look at: the layer of the tensor, how many layers there are, query heads per K/V head."""
+    """The facts that a rule may use: the layer of the tensor, the number of layers, query heads per K/V head."""
 
     layer: int
     layers: int
@@ -25,7 +25,7 @@ class TensorPlace:
 
     @property
     def is_sensitive(self) -> bool:
-        """The first and last eighth of the layers, and every third between."""
+        """True for the first and last eighth of the layers, and every third between."""
         eighth = self.layers // 8
         return self.layer < eighth or self.layer >= 7 * self.layers // 8 or (self.layer - eighth) % 3 == 2
 
@@ -37,8 +37,8 @@ Rule = Callable[[TensorPlace], str]
 class Recipe:
     """A row: name, the number GGUF files give it (`general.file_type`), the usual type, rules by kind of tensor.
 
-    output: the type of the matrix that makes logits, which decides the last step of every token. experts: that of
-    stacks of experts, where no rule but this one holds for them.
+    output: the type of the matrix that makes logits, which decides the last step of every token. experts: the type of
+    stacks of experts if no other rule is for them.
     """
 
     name: str
@@ -66,7 +66,7 @@ def _first_part(parts: int, more: str, usual: str) -> Rule:
 
 
 def _shared_values(more: str, usual: str) -> Rule:
-    """More bits where four query heads or more share a V, which is then small and used often."""
+    """More bits if four query heads or more share a V, which is then small and used often."""
     return lambda place: more if place.query_groups >= 4 else usual
 
 
@@ -119,7 +119,7 @@ RECIPES: tuple[Recipe, ...] = (
         "iq4_xs",
         {"attn_v": _shared_values("q5_k", "iq4_xs"), "ffn_down": _first_part(8, "q5_k", "iq4_xs")},
     ),
-    # As the weights of gpt-oss are: only stacks of experts in four bits. Of a model without experts it makes q8_0.
+    # Like the weights of gpt-oss: only stacks of experts in four bits. A model without experts gets q8_0.
     Recipe("mxfp4", 38, "q8_0", output="q8_0", experts="mxfp4"),
 )
 _STAY_F32 = (
@@ -128,9 +128,9 @@ _STAY_F32 = (
 )
 _BY_NAME = {recipe.name: recipe for recipe in RECIPES}
 
-# What all recipes for blocks keep in 16 bits: of a Gemma 4 what makes the inputs of its layers.
+# Tensors that all recipes for blocks keep in 16 bits: the one that makes the layers' inputs of a Gemma 4.
 _KEPT = {"per_layer_model_proj": "f16"}
-# Where rows do not fill the blocks of 256, the type of 32 with as many bits or more.
+# If rows do not fill blocks of 256: the type with blocks of 32 and as many bits or more.
 _FALLBACKS = {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
 _FALLBACKS |= {"iq3_s": "iq4_nl", "iq4_xs": "iq4_nl"}
 EXPERT_AXES = 3  # of a stack: experts, rows, columns
@@ -139,7 +139,7 @@ _LAYERS_70B = 80
 
 
 def find_recipe(name: str) -> Recipe:
-    """The row of a recipe, whatever the case of the name; ModelError listing the known ones when there is none."""
+    """Return the recipe of that name in any case; raises ModelError listing the known ones if there is none."""
     recipe = _BY_NAME.get(name.lower())
     if recipe is None:
         raise ModelError(f"cannot convert to {name!r}; known are {', '.join(_BY_NAME)}")
@@ -156,11 +156,11 @@ def tensor_type(
     tied_output: bool,
     query_groups: int,
 ) -> str:
-    """The type, in ggml's spelling, that a tensor of a converted model gets.
+    """Return the type, in ggml's spelling, of a tensor of a converted model.
 
     tensor_name: as GGUF spells it. shape: NumPy order. layer: the number in `blk.N`, 0 for others. tied_output: the
     model has no `output.weight`, so the token embedding does its work. query_groups: query heads per K/V head.
-    Vectors and everything that is no matrix of weights stay f32. ModelError: no such recipe.
+    Vectors and everything that is no matrix of weights stay f32. Raises ModelError if there is no such recipe.
     """
     row = find_recipe(recipe)
     if not is_converted(tensor_name, shape):
@@ -182,20 +182,20 @@ def tensor_type(
 
 
 def _find_kind(tensor_name: str) -> str:
-    """`attn_v` of `blk.7.attn_v.weight`; experts count as what they are experts of, and q, k and v joined as v."""
+    """`attn_v` of `blk.7.attn_v.weight`; experts count as the matrix that they divide, and joined q, k and v as v."""
     stem = tensor_name.removesuffix(".weight").rsplit(".", 1)[-1]
     return "attn_v" if stem == "attn_qkv" else stem.removesuffix("_exps").removesuffix("_shexp")
 
 
 def is_converted(tensor_name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a recipe's type goes for this tensor: matrices of weights, but no norms, routers and convolutions."""
+    """Return True if a recipe converts this tensor: matrices of weights, but no norms, routers and convolutions."""
     if len(shape) < 2 or not tensor_name.endswith(".weight"):
         return False
     return not any(part in tensor_name for part in _STAY_F32)
 
 
 def fit_type(type_name: str, columns: int) -> str:
-    """The type itself when its blocks fit rows of so many columns, else the one to fall back to, last of all f16."""
+    """Return the type if its blocks fit rows of so many columns, else its fallback, last of all f16."""
     if columns % by_name(type_name).block_size == 0:
         return type_name
     fallback = _FALLBACKS.get(type_name, "f16")

@@ -1,8 +1,8 @@
 """Safetensors models: one file, or a folder with one file or several and an index, and their `config.json`.
 
 Knows the container and how shards belong together; nothing of models. `open_safetensors` maps the files and gives
-tensors whose `data` are views of the mapping. Headers are not trusted: what is wrong with a file is said as
-FormatError(file, field, offset, reason).
+tensors whose `data` are views of the mapping. Headers are not trusted: a bad file raises FormatError(file, field,
+offset, reason).
 Format: https://github.com/huggingface/safetensors#format
 """
 
@@ -30,12 +30,12 @@ LARGEST_JSON_BYTES = 25_000_000
 
 
 def read_json_object(path: Path) -> dict[str, object]:
-    """The object in a JSON file. NotFound when there is no file."""
+    """Return the object in a JSON file. Raises NotFound if there is no file."""
     return parse_json_object(path, "file", 0, _read(path))
 
 
 def read_json_list(path: Path) -> list[object]:
-    """The list in a JSON file. NotFound when there is no file."""
+    """Return the list in a JSON file. Raises NotFound if there is no file."""
     parsed = _parse(path, "file", 0, _read(path))
     if not isinstance(parsed, list):
         raise FormatError(path, "file", 0, f"is a JSON {type(parsed).__name__}, not a list")
@@ -53,7 +53,7 @@ def _read(path: Path) -> bytes:
 
 
 def parse_json_object(path: Path, field: str, offset: int, text: bytes) -> dict[str, object]:
-    """Parse the object that stands at `offset` of the file; errors call it `field`."""
+    """Parse the object at `offset` of the file; errors call it `field`."""
     parsed = _parse(path, field, offset, text)
     if not isinstance(parsed, dict):
         raise FormatError(path, field, offset, f"is a JSON {type(parsed).__name__}, not an object")
@@ -84,10 +84,10 @@ def _parse(path: Path, field: str, offset: int, text: bytes) -> object:
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
-_MODELOPT = "hf_quant_config.json"  # where ModelOpt says what others have in config.json
+_MODELOPT = "hf_quant_config.json"  # ModelOpt's file for the quantisation that others have in config.json
 MAX_DIMENSIONS = 8
 _TYPE_NAMES = {"F32": "f32", "F16": "f16", "BF16": "bf16", "U32": "u32"}  # u32: see mlx_affine
-# Weights where config.json says how they are quantised: see packed.
+# Types of weights that config.json says are quantised: see packed.
 _QUANTISED_TYPE_NAMES = {"I8": "i8", "U8": "u8", "F8_E4M3": "f8_e4m3", "F8_E5M2": "f8_e5m2"}
 # Kinds that a checkpoint may carry beside its weights (position ids, masks): served, but not as weights.
 _BUFFER_TYPE_NAMES = {"BOOL": "u8", "U8": "u8", "I8": "i8", "I16": "i16", "I32": "i32", "I64": "i64", "F64": "f64"}
@@ -116,8 +116,8 @@ class SafetensorsFolder(WeightFiles):
 def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFolder:
     """Open a `.safetensors` file, or a folder as Hugging Face lays it out.
 
-    NotFound: the file, the folder's weights, its `config.json` or a shard is missing. FormatError: a file is broken
-    or holds a type that is not supported.
+    Raises NotFound if the file, the folder's weights, its `config.json` or a shard is missing, FormatError if a file
+    is broken or holds a type that is not supported.
     """
     place = Path(path)
     if not place.is_dir():
@@ -232,7 +232,7 @@ _Numbers = NDArray[np.float32]
 
 
 class _TensorTable(pickle.Unpickler):
-    """Reads which tensors a torch file has. Nothing that the file names is called but what makes dicts and arrays."""
+    """Lists the tensors of a torch file. It calls no function that the file names but those for dicts and arrays."""
 
     def __init__(self, text: bytes, archive: zipfile.ZipFile, prefix: str) -> None:
         super().__init__(io.BytesIO(text))
@@ -264,9 +264,9 @@ def _rebuild_tensor(storage: _Numbers, offset: int, shape: tuple[int, ...], stri
 
 
 def read_torch_tensors(path: Path) -> dict[str, _Numbers]:
-    """The tensors of a small file that torch wrote (a zip archive), as float32, without running what is in it.
+    """Read the tensors of a small file that torch wrote (a zip archive), as float32, without running code in it.
 
-    Raises FormatError for a file that is broken or has anything else. Format: docs of `torch.save`.
+    Raises FormatError if the file is broken or has anything else. Format: docs of `torch.save`.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -276,7 +276,7 @@ def read_torch_tensors(path: Path) -> dict[str, _Numbers]:
             read = _TensorTable(archive.read(table), archive, table.removesuffix("data.pkl")).load()
     except FormatError:
         raise
-    except Exception as error:  # whatever a broken pickle or archive leads to
+    except Exception as error:  # a broken pickle or archive can raise anything
         raise FormatError(path, "file", None, f"is no torch file of floats: {error}"[:200]) from None
     if not isinstance(read, dict) or not all(isinstance(one, np.ndarray) for one in read.values()):
         raise FormatError(path, "file", None, "holds no tensors by their names")
@@ -284,7 +284,7 @@ def read_torch_tensors(path: Path) -> dict[str, _Numbers]:
 
 
 def _find_type(name: str, dtype: object, is_quantised: bool) -> GGMLType | None:
-    """The type of a tensor, None when it is not supported: whole numbers and doubles only where no weight is."""
+    """The type of a tensor, None if it is not supported: whole numbers and doubles only if it is no weight."""
     known, part = _TYPE_NAMES, name.rsplit(".", 1)[-1]
     if is_quantised:
         known = known | _QUANTISED_TYPE_NAMES

@@ -1,6 +1,6 @@
-"""A tensor of a file: a name, a type, a shape and the raw blocks where the file has them.
+"""A tensor of a file: a name, a type, a shape and the raw blocks in the file's form.
 
-Knows one tensor and the mapping that its bytes lie in; not which file format they came from. `data` is a read-only
+Knows one tensor and the mapping that its bytes lie in; not the file format that they came from. `data` is a read-only
 view of the mapped file (nothing is copied until a value is wanted); `to_float32` decodes; `release` gives the pages
 back to the operating system once the weights have been repacked.
 """
@@ -35,12 +35,12 @@ class WeightSource(Protocol):
 
     @property
     def type_name(self) -> str:
-        """Type as ggml spells it."""
+        """The type in ggml's spelling."""
         ...
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """In NumPy order; a stack of matrices has three axes."""
+        """The shape in NumPy order; a stack of matrices has three axes."""
         ...
 
     @property
@@ -68,7 +68,7 @@ class WeightSource(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorSource:
-    """Weights as stored.
+    """Weights in the form of their file.
 
     name: the file's own. type_name: ggml's spelling. shape: NumPy order, so (out_features, in_features) for a matrix;
     blocks run along the last axis. data: uint8 (nbytes,), read-only. mapping: the file behind `data`, None for memory.
@@ -96,7 +96,7 @@ class TensorSource:
 
     @property
     def is_mapped(self) -> bool:
-        """Whether `data` is a view of a mapped file."""
+        """True if `data` is a view of a mapped file."""
         return self.mapping is not None
 
     def to_float32(self, start: int | None = None, stop: int | None = None) -> NDArray[np.float32]:
@@ -120,7 +120,7 @@ class TensorSource:
         return TensorSource(self.name, self.type_name, shape, data, self.mapping)
 
     def take_matrix(self, index: int) -> TensorSource:
-        """Part `index` of the first axis, which the result does not have; nothing is copied."""
+        """Part `index` of the first axis, which the result lacks; nothing is copied."""
         part = self.take_rows(index, index + 1)
         return TensorSource(self.name, self.type_name, self.shape[1:], part.data, self.mapping)
 
@@ -144,20 +144,20 @@ class WeightFiles(Closes):
         return sum(file.size_bytes for file in self._files)
 
     def close(self) -> None:
-        """Let go of the files; tensors still in use elsewhere keep their mapping alive."""
+        """Close the files; tensors still in use elsewhere keep their mapping alive."""
         self.tensors.clear()
         for file in self._files:
             file.close()
 
 
 class MappedFile:
-    """`path` mapped whole. NotFound when it is not there; FormatError when it is empty or no regular file."""
+    """`path` mapped whole. Raises NotFound if it is not there, FormatError if it is empty or no regular file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         try:
             mode = self.path.stat().st_mode
-            if not stat.S_ISREG(mode):  # looked at before opening: opening a pipe would wait for its writer
+            if not stat.S_ISREG(mode):  # checked before opening: opening a pipe would wait for its writer
                 raise FormatError(self.path, "file", None, "is not a regular file")
             with self.path.open("rb") as handle:
                 self.size_bytes = os.fstat(handle.fileno()).st_size
@@ -181,11 +181,11 @@ class MappedFile:
 
     @property
     def bytes_address(self) -> int:
-        """Where the mapping starts in memory."""
+        """The address of the mapping in memory."""
         return int(np.frombuffer(self._map, np.uint8, 1).ctypes.data)
 
     def close(self) -> None:
-        """Let go of the mapping; it stays while arrays still look into it."""
+        """Close the mapping; it stays while arrays still view it."""
         self.bytes = np.empty(0, np.uint8)
         try:
             self._map.close()
@@ -202,7 +202,7 @@ def hash_tensors(tensors: Mapping[str, TensorSource], paths: Iterable[Path]) -> 
     """BLAKE2b-256 of names, types, shapes and samples of `tensors`, and of size and change time of the files.
 
     The change time makes an edited file another one, however small the edit; a file that is moved stays the same.
-    What is mapped for sampling is released again.
+    Pages mapped for sampling are released again.
     """
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for name in sorted(tensors):

@@ -1,8 +1,8 @@
-"""Models on disk: their names, what is known of them, and the files that belong to us.
+"""Models on disk: their names, their records, and the files that belong to us.
 
-`Registry` is the front door. Imports nothing but `core`: what a model file holds is told by an `Inspect` function that
-the caller hands in. Names come from strangers and are checked, records are plain values (`record`); the
-catalogue (`catalogue`) is SQLite, the files (`blobs`) are named by their SHA-256; `pull` fetches from a hub.
+`Registry` is the front door. Imports nothing but `core`: the caller hands in an `Inspect` function that reads model
+files. Names come from strangers and are checked, records are plain values (`record`); the catalogue
+(`catalogue`) is SQLite, the files (`blobs`) are named by their SHA-256; `pull` fetches from a hub.
 Low-rank adapters (`adapters`) stand beside the models.
 """
 

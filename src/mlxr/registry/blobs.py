@@ -4,7 +4,7 @@ A blob is written beside its place, checked, synced and renamed: under its name 
 Digests come from strangers: only 64 hexadecimal digits make a file name, and a blob that is a link is refused.
 
 A model that is one GGUF file is its blob. Split files and folders need names: they are a bundle, a folder of links to
-blobs, named by what it holds. A link is followed only when it is ours: relative, to the very blob that the catalogue
+blobs, named by a hash of its contents. A link is followed only if it is ours: relative, to the blob that the catalogue
 names.
 """
 
@@ -36,7 +36,7 @@ _TAKES_NOTHING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.E
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Raise NoSpace for what the block cannot write in `folder`; other errors pass."""
+    """Raise NoSpace if the block cannot write in `folder`; other errors pass unchanged."""
     try:
         yield
     except OSError as error:
@@ -46,7 +46,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def explain_disk(error: OSError, folder: Path) -> RegistryError:
-    """The error of the store for one of the system."""
+    """Return the store's error that stands for `error` of the system."""
     if error.errno in _TAKES_NOTHING:
         return NoSpace(f"{folder}: nothing can be written: {error.strerror}; {REMEDY}")
     return RegistryError(f"{folder}: cannot be used: {error.strerror or error}")
@@ -72,11 +72,11 @@ class Blobs:
         self.folder = folder
 
     def path(self, digest: str) -> Path:
-        """Where the blob is or would be; raises InvalidRequest for what is no digest."""
+        """The path that a blob has or would have; raises InvalidRequest if `digest` is none."""
         return self.folder / f"sha256-{parse_digest(digest)}"
 
     def has(self, digest: str) -> bool:
-        """Whether the blob is there; raises RegistryError for a link or folder in its place."""
+        """Return True if the blob is there; raises RegistryError for a link or folder in its place."""
         path = self.path(digest)
         try:
             status = path.lstat()
@@ -103,7 +103,7 @@ class Blobs:
         return NotFound(f"blob sha256:{parse_digest(digest)} is not in the store; upload it first")
 
     def write(self, digest: str, chunks: Iterable[bytes]) -> Path:
-        """Store what `chunks` give; raises InvalidRequest, keeping nothing, when that has another digest."""
+        """Store the bytes of `chunks`; raises InvalidRequest, and keeps nothing, if they have another digest."""
         with self.receive(digest) as incoming:
             for chunk in chunks:
                 incoming.write(chunk)
@@ -178,7 +178,7 @@ class Incoming:
 
 
 def list_ages(folder: Path) -> Iterator[tuple[Path, float]]:
-    """What is in a folder, which need not exist, and for how many seconds it has been as it is."""
+    """The paths in a folder, and the seconds since each last changed; none if the folder does not exist."""
     now_s = time.time()
     if folder.is_dir():
         for path in list(folder.iterdir()):
@@ -187,7 +187,7 @@ def list_ages(folder: Path) -> Iterator[tuple[Path, float]]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make names in a folder last; a rename is on disk only when its folder is."""
+    """Write the names in a folder to disk; a rename is safe only when its folder is synced."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -208,7 +208,7 @@ class Bundles:
         self.folder, self._blobs = folder, blobs
 
     def make(self, files: Mapping[str, str]) -> Path:
-        """What to load for `files` (name to SHA-256), made if need be. Raises InvalidRequest and NotFound."""
+        """The path to load for `files` (name to SHA-256), made if need be. Raises InvalidRequest and NotFound."""
         _check_names(files)
         blobs = {name: self._blobs.find(digest) for name, digest in files.items()}
         if len(files) == 1 and next(iter(files)).endswith(".gguf"):
@@ -220,7 +220,7 @@ class Bundles:
         return _find_entry(target, files)
 
     def find_problem(self, path: Path, files: Sequence[ModelFile]) -> str | None:
-        """Why `path` is not what `make` gave for these files, None if it is; raises NotFound for a lost blob."""
+        """Say why `path` is not `make`'s result for these files, None if it is; raises NotFound for a lost blob."""
         digests = {file.name: file.sha256 for file in files}
         for file in files:
             blob, size_bytes = self._blobs.path(file.sha256), self._blobs.status(file.sha256).st_size
@@ -237,9 +237,9 @@ class Bundles:
         return None
 
     def sweep(self, used: Collection[Path], gone: Collection[Path] = ()) -> None:
-        """Remove the folders of the models that loaded `gone`, and old ones of nobody, unless one of `used` needs them.
+        """Remove the folders of the paths `gone`, and old ones of no model, unless one of the paths `used` needs them.
 
-        A young one may be that of a model whose row is yet to be written.
+        A young folder may belong to a model whose row is yet to be written.
         """
         keep = {self._find_folder(path) for path in used}
         drop = {self._find_folder(path) for path in gone}
@@ -298,7 +298,7 @@ Record = TypeVar("Record", ModelRecord, AdapterRecord)
 
 
 def hash_files(paths: Sequence[Path], progress: Progress | None = None) -> tuple[ModelFile, ...]:
-    """Read the files for their digests. One that changes meanwhile is found changed when it is used."""
+    """Read the files for their digests. If one changes meanwhile, that shows when it is used."""
     total_bytes = sum(path.stat().st_size for path in paths)
     done_bytes = 0
     files = []
@@ -316,14 +316,14 @@ def hash_files(paths: Sequence[Path], progress: Progress | None = None) -> tuple
 
 
 class FileCheck:
-    """Compares the files of models and adapters with their records, and remembers the digests that it had to make."""
+    """Compares the files of models and adapters with their records, and remembers the digests that it computed."""
 
     def __init__(self, bundles: Bundles) -> None:
         self._bundles = bundles
         self._read: dict[Path, ModelFile] = {}
 
     def check(self, record: Record) -> Record:
-        """The record with its `problem`: why its files cannot be used, None if they hold what they did."""
+        """Return the record with its `problem`: why its files cannot be used, None if their contents are unchanged."""
         if record.problem is not None:  # its row is damaged
             return record
         try:
@@ -333,13 +333,13 @@ class FileCheck:
             return replace(record, files=self.refresh(folder, record.files), problem=None)
         except OSError as error:
             return replace(record, problem=f"{error.filename}: {error.strerror or error}")
-        except (MlxrError, ValueError) as error:  # the latter of a path that none can be
+        except (MlxrError, ValueError) as error:  # ValueError: the text can be no path
             return replace(record, problem=str(error))
 
     def refresh(self, folder: Path, files: Sequence[ModelFile]) -> tuple[ModelFile, ...]:
-        """The records of files that hold what they did, with the times of now.
+        """Return the records of files whose contents are unchanged, with the times that they have now.
 
-        Raises RegistryError for a file that holds something else, OSError for one that is gone.
+        Raises RegistryError if the contents of a file changed, OSError if it is gone.
         """
         return tuple(self._refresh_file(folder / file.name, file) for file in files)
 

@@ -1,9 +1,9 @@
 """The table of models, in SQLite: write-ahead log, short transactions, several processes and threads at once.
 
 Knows rows and records, no files. Every call opens its own connection, so there is nothing to close and nothing that a
-fork or a second thread could share by mistake. Reading needs nothing to be written: where SQLite cannot open the files,
-as a disk is full or a folder may only be read, a copy in memory is read (`snapshot`). A process killed at any moment
-leaves the state before or after a transaction, never between.
+fork or a second thread could share by mistake. Reading works where nothing can be written: if SQLite cannot open the
+files because the disk is full or the folder is read-only, a copy in memory is read (`open_snapshot`). A process killed
+at any moment leaves the state before or after a transaction, never between.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def create_models(db: sqlite3.Connection) -> None:
 
 
 def index_files_by_digest(db: sqlite3.Connection) -> None:
-    """Removing a model asks who else uses its files."""
+    """Index files by digest: before a model's files are removed, we look for others that use them."""
     db.execute("CREATE INDEX model_files_by_sha256 ON model_files (sha256)")
 
 
 def create_adapters(db: sqlite3.Connection) -> None:
-    """Low-rank adapters by name, with the columns of models, and the one that a model was made with as JSON."""
+    """Low-rank adapters by name, with the columns of models; a model's `adapter` is JSON that names its adapter."""
     db.execute(
         """CREATE TABLE adapters (
             name TEXT PRIMARY KEY COLLATE NOCASE, base TEXT NOT NULL, digest TEXT NOT NULL, path TEXT NOT NULL,
@@ -149,7 +149,7 @@ class AdapterRows:
         self._db.execute("DELETE FROM adapters WHERE name = ?", (name,))
 
     def is_part_of_a_model(self, name: str) -> bool:
-        """Whether a model was made with the adapter and is still there."""
+        """Return True if a model that was made with the adapter is still there."""
         found = self._db.execute(
             "SELECT 1 FROM models WHERE json_valid(adapter) AND json_extract(adapter, '$[0]') = ? COLLATE NOCASE",
             (name,),
@@ -159,7 +159,7 @@ class AdapterRows:
     def _read(self, row: sqlite3.Row) -> AdapterRecord:
         return AdapterRecord(
             **{column: row[column] for column in _PLAIN},
-            path=self._store / row["path"],  # an absolute path stays what it is
+            path=self._store / row["path"],  # an absolute path stays unchanged
             is_owned=bool(row["is_owned"]),
             is_part=bool(row["is_part"]),
             modified_at=to_time(row["modified_ns"]),
@@ -175,21 +175,21 @@ _MAGICS = (0x377F0682, _BIG_ENDIAN_SUMS)
 
 
 def open_snapshot(path: Path) -> sqlite3.Connection:
-    """A database in memory with what `path` holds after the last finished transaction; changes to it go nowhere.
+    """A copy in memory of the database at `path` after its last finished transaction; changes to it are lost.
 
     Raises OSError for files that cannot be read, or change all the time.
     """
     data, log = _read_both(path)
     image = bytearray(data)
     _apply(image, log)
-    image[18:20] = b"\x01\x01"  # what is in memory has no log
+    image[18:20] = b"\x01\x01"  # a database in memory has no log
     db = sqlite3.connect(":memory:", isolation_level=None)
     db.deserialize(bytes(image))
     return db
 
 
 def _read_both(path: Path) -> tuple[bytes, bytes]:
-    """The database and its log, neither of which changed meanwhile."""
+    """Read the database and its log in one state: neither changed meanwhile."""
     beside = path.with_name(f"{path.name}-wal")
     for _ in range(MAX_TRIES):
         before = [_stamp(path), _stamp(beside)]
@@ -240,7 +240,7 @@ def _apply(image: bytearray, log: bytes) -> None:
 
 
 def _add(data: bytes, order: str, sums: tuple[int, int]) -> tuple[int, int]:
-    """The running checksum of the log, with `data` taken in."""
+    """Return the running checksum of the log after `data`."""
     first, second = sums
     words = struct.unpack(f"{order}{len(data) // 4}I", data)
     for one, two in zip(words[::2], words[1::2], strict=True):
@@ -291,7 +291,7 @@ _INSERT = f"INSERT INTO models ({', '.join(_COLUMNS)}) VALUES ({', '.join(':' + 
 class Catalogue:
     """The catalogue in the file `path`. Reading one that does not exist finds nothing and makes nothing.
 
-    A process that holds it is waited for up to `wait_s`.
+    If another process holds it, calls wait for up to `wait_s`.
     """
 
     def __init__(self, path: Path, wait_s: float = BUSY_TIMEOUT_S) -> None:
@@ -328,7 +328,7 @@ class Catalogue:
     def change(self, wait_s: float | None = None) -> Iterator[Transaction]:
         """A transaction that keeps all other writers out until the block ends; an exception undoes it.
 
-        Others are waited for as long as the catalogue says, or `wait_s`. Raises Unavailable or NoSpace.
+        It waits for other writers up to `wait_s`, by default the catalogue's. Raises Unavailable or NoSpace.
         """
         try:
             self.store.mkdir(parents=True, exist_ok=True)
@@ -343,7 +343,7 @@ class Catalogue:
             raise self._explain(error) from error
 
     def _look(self, read: Callable[[sqlite3.Connection], T], nothing: T) -> T:
-        """What `read` finds, or `nothing` where there is no catalogue. Where nothing can be written a copy is read."""
+        """The result of `read`, or `nothing` if there is no catalogue. Reads a copy if nothing can be written."""
         try:
             if not self.path.exists():
                 return nothing
@@ -406,7 +406,7 @@ class Catalogue:
         db.execute("COMMIT")
 
     def _read(self, db: sqlite3.Connection, row: sqlite3.Row) -> ModelRecord:
-        """The record of a row; of one that is damaged, what can be read, with its problem."""
+        """The record of a row; if the row is damaged, the fields that can be read, with its `problem`."""
         files = read_files(db, "model", row["name"])
         try:
             return self._parse(row, files)
@@ -432,7 +432,7 @@ class Catalogue:
             _complain("messages and capabilities")
         return ModelRecord(
             **{column: row[column] for column in _COLUMNS if column not in _CONVERTED},
-            path=self.store / row["path"],  # an absolute path stays what it is
+            path=self.store / row["path"],  # an absolute path stays unchanged
             is_owned=bool(row["is_owned"]),
             modified_at=to_time(row["modified_ns"]),
             last_used_at=None if row["last_used_ns"] is None else to_time(row["last_used_ns"]),
@@ -445,7 +445,7 @@ class Catalogue:
 
 
 class Transaction:
-    """What can be done in one transaction."""
+    """An open transaction: the changes that the catalogue can make."""
 
     def __init__(self, catalogue: Catalogue, db: sqlite3.Connection) -> None:
         self._catalogue, self._db = catalogue, db
@@ -481,7 +481,7 @@ class Transaction:
         return [digest for digest in digests if self._db.execute(used, {"digest": digest}).fetchone() is None]
 
     def owned_paths(self) -> set[Path]:
-        """What the owned models and adapters load."""
+        """The paths that the owned models and adapters are loaded from."""
         rows = self._db.execute("SELECT path FROM models WHERE is_owned UNION SELECT path FROM adapters WHERE is_owned")
         return {self._catalogue.store / row["path"] for row in rows}
 
@@ -497,7 +497,7 @@ def _code(error: sqlite3.Error) -> int | None:
 
 
 def _write_ahead(db: sqlite3.Connection, wait_s: float) -> None:
-    """Let readers and a writer work side by side. SQLite itself does not wait here for others that do the same."""
+    """Let readers and a writer work side by side. SQLite does not wait by itself for another process that does this."""
     end_s = time.monotonic() + wait_s
     while True:
         try:

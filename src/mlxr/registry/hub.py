@@ -1,4 +1,4 @@
-"""What a hub of models has: from `hf.co/owner/repo[:file or quant]` to the files to fetch.
+"""The models of a hub: from `hf.co/owner/repo[:file or quant]` to the files to fetch.
 
 The user's token and the addresses of files come from `huggingface_hub`. A repository's listing is not trusted: its size
 and the time for it are bounded, names are never used as paths, and every file must state its size and a checksum.
@@ -34,14 +34,14 @@ HEAD_TIMEOUT_S = 30.0  # from the request until the head of its answer is whole,
 
 
 class PullStopped(HubError):
-    """Somebody stopped the pull; what has come so far is kept."""
+    """Somebody stopped the pull; the bytes that have come are kept."""
 
     def __init__(self) -> None:
         super().__init__("the pull was stopped; pull again to go on from there")
 
 
 class HubClient:
-    """An HTTP client with the user's token for the hub, a context manager; `stop` ends what it waits for."""
+    """An HTTP client with the user's token for the hub, a context manager; `stop` ends its waiting."""
 
     def __init__(self, stop: Stop, head_timeout_s: float = HEAD_TIMEOUT_S) -> None:
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
@@ -60,7 +60,7 @@ class HubClient:
 
     @contextlib.contextmanager
     def get(self, url: str, headers: Mapping[str, str] | None = None) -> Iterator[httpx.Response]:
-        """The answer to a request, whose body is yet to be read. Raises PullStopped, and what the HTTP library does."""
+        """The answer to a request, its body not read yet. Raises PullStopped and the HTTP library's errors."""
         request = self._client.build_request("GET", url, headers=headers, extensions={"trace": self._note})
         with self.stop.cutting(self._cut):
             try:
@@ -104,17 +104,17 @@ class HubClient:
                     self._cut()
 
     def _cut(self) -> None:
-        """Shut all sockets, which ends the reads of other threads; to close them would not."""
+        """Shut all sockets down, which ends the reads of other threads; closing them would not."""
         for opened in list(self._sockets):
             with contextlib.suppress(OSError):
-                socket.socket.shutdown(opened, socket.SHUT_RDWR)  # of a TLS socket, too, the one below
+                socket.socket.shutdown(opened, socket.SHUT_RDWR)  # for a TLS socket: the plain one below it
 
 
 LISTING_TIMEOUT_S = 30.0
 MAX_FILES = 20000
 MAX_LISTING_BYTES = 16 << 20
-MAX_LISTING_PARTS = 20 * MAX_FILES  # commas and brackets; a file has some seven
-# The first of these that a repository has, and that fits the machine's memory, is taken when none is asked for.
+MAX_LISTING_PARTS = 20 * MAX_FILES  # commas and brackets; a file has about seven
+# If the user asks for none, the first of these that the repository has and that fits the machine's memory is taken.
 QUANT_ORDER = re.findall(
     r"\w+",
     "q4_k_m q4_k_s q4_0 q5_k_m q5_k_s q6_k q8_0 iq4_nl iq4_xs mxfp4 nvfp4 q3_k_m q3_k_l q3_k_s iq3_m iq3_s iq3_xs "
@@ -135,7 +135,7 @@ class Reference:
     owner: str
     repository: str
     selector: str
-    short: str = ""  # the name that was asked for, where it is one of the library's
+    short: str = ""  # the name that was asked for, if it is one of the library's
 
     @property
     def repo_id(self) -> str:
@@ -153,7 +153,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file to fetch. It is checked against `sha256` where the hub knows one, else against the `git_oid`."""
+    """A file to fetch. It is checked against `sha256` if the hub knows one, else against `git_oid`."""
 
     path: str
     url: str
@@ -231,7 +231,7 @@ def list_files(reference: Reference, endpoint: str, client: HubClient) -> list[R
 
 
 def _read_listing(reference: Reference, endpoint: str, client: HubClient) -> dict[str, object]:
-    """What the hub says of a repository."""
+    """The hub's listing of a repository."""
     listing = _read_json(
         reference.repo_id,
         endpoint,
@@ -247,7 +247,7 @@ def _read_listing(reference: Reference, endpoint: str, client: HubClient) -> dic
 def _read_json(
     what: str, endpoint: str, path: str, client: HubClient, check: Callable[[httpx.Response], None]
 ) -> object:
-    """The hub's answer at a path, bounded in time and size as it comes from a stranger. Raises HubError."""
+    """The hub's answer at a path; as it comes from a stranger, time and size are bounded. Raises HubError."""
     end_s = monotonic() + LISTING_TIMEOUT_S
     data = bytearray()
     try:
@@ -278,7 +278,7 @@ class Found:
 
     @property
     def reference(self) -> str:
-        """What `mlxr pull` takes."""
+        """The name to give to `mlxr pull`."""
         return f"hf.co/{self.repo_id}"
 
 
@@ -290,7 +290,7 @@ def search_hub(words: str, endpoint: str, client: HubClient, limit: int = 10) ->
     found = []
     for row in rows if isinstance(rows, list) else []:
         name, downloads = (row.get("id"), row.get("downloads")) if isinstance(row, dict) else (None, None)
-        with contextlib.suppress(InvalidRequest):  # of a name that could not be pulled
+        with contextlib.suppress(InvalidRequest):  # its name could not be pulled
             parse_reference(f"hf.co/{name}")
             found.append(Found(str(name), downloads if isinstance(downloads, int) else 0))
     return found[:limit]
@@ -331,7 +331,7 @@ def _check_listed(reference: Reference, endpoint: str, response: httpx.Response)
 def choose_files(reference: Reference, files: Sequence[RemoteFile], room_bytes: int | None = None) -> list[RemoteFile]:
     """The files that make up the model asked for. Raises NotFound, which lists what there is.
 
-    Of several quantisations the usual one is taken that fits the memory, or the smallest where none does.
+    Of several quantisations it takes the first usual one that fits the memory, or the smallest if none fits.
     """
     models = _group_gguf(files)
     if models:
@@ -348,7 +348,7 @@ def choose_files(reference: Reference, files: Sequence[RemoteFile], room_bytes: 
 def explain_choice(
     reference: Reference, files: Sequence[RemoteFile], chosen: Sequence[RemoteFile], room_bytes: int | None
 ) -> str:
-    """Why these files were chosen of several models of a repository; "" where there was nothing to choose."""
+    """Say why these files were chosen of several models of a repository; "" if there was no choice."""
     models = _group_gguf(files)
     if reference.selector or len(models) < 2 or not chosen[0].name.lower().endswith(".gguf"):
         return ""
@@ -414,7 +414,7 @@ def _choose_model(reference: Reference, models: dict[str, list[RemoteFile]], roo
 
 
 def _choose_quant(models: dict[str, list[RemoteFile]], room_bytes: int | None) -> list[str]:
-    """The model of the first quantisation that fits the memory, else the smallest; several where it is ambiguous."""
+    """The model of the first quantisation that fits the memory, else the smallest; several if it is ambiguous."""
     per_quant = [_drop_mixtures([stem for stem in models if _has_quant(stem, quant)]) for quant in QUANT_ORDER]
     ranked = [stems for stems in per_quant if stems]
     single = [stems for stems in ranked if len(stems) == 1]
@@ -425,7 +425,7 @@ def _choose_quant(models: dict[str, list[RemoteFile]], room_bytes: int | None) -
 
 
 def _drop_mixtures(stems: list[str]) -> list[str]:
-    """The same without the mixtures of one publisher, where there are others."""
+    """Return the stems without one publisher's mixtures (`UD`), unless there are no others."""
     return [stem for stem in stems if not _has_quant(stem, "ud")] or stems
 
 
@@ -434,7 +434,7 @@ def _has_quant(stem: str, quant: str) -> bool:
 
 
 def _check_parts(reference: Reference, files: Sequence[RemoteFile]) -> None:
-    """All parts of a split model must be listed."""
+    """Raise HubError unless all parts of a split model are listed."""
     splits = [_SPLIT.fullmatch(file.path[: -len(".gguf")]) for file in files]
     if splits[0] is None:
         return

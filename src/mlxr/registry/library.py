@@ -1,4 +1,4 @@
-"""Where models come from: short names of well-known ones (`llama3.2:1b`), and what other programs have on this disk.
+"""Sources of models: short names of well-known ones (`llama3.2:1b`), and the models of other programs on this disk.
 
 The table ships as `assets/library.json`; `refresh` writes a newer one, with the sizes that the hub lists, into the
 models folder. A name without a tag is the first size of its family. Ollama's models, LM Studio's and the cache of the
@@ -47,12 +47,12 @@ class LibraryModel:
         return f"hf.co/{self.repository}:{self.quant}"
 
     def speed(self, read_bytes_per_s: float | None) -> float | None:
-        """Tokens a second of one answer, about, where memory is read so fast: a token reads `active` of them."""
+        """Estimate the tokens per second of one answer: each token reads the share `active` of the weights."""
         return None if read_bytes_per_s is None else read_bytes_per_s / (self.size_bytes * self.active)
 
 
 def read_library(folder: Path | None = None) -> list[LibraryModel]:
-    """All models of the table, the usual size of each family first; that of a models `folder` where it has one."""
+    """All models of the table, the usual size of each family first; the table of a models `folder` if it has one."""
     own = None if folder is None else folder / FILE_NAME
     if own is not None and own.is_file():
         try:
@@ -72,7 +72,7 @@ def find(text: str, folder: Path | None = None) -> LibraryModel | None:
 
 
 def search(words: str, folder: Path | None = None) -> list[LibraryModel]:
-    """The models whose name, description or repository has all the words; all models where there are none."""
+    """The models whose name, description or repository has all the words; all models if there are no words."""
     wanted = words.lower().split()
     models = read_library(folder)
     return [m for m in models if all(word in f"{m.name} {m.about} {m.repository}".lower() for word in wanted)]
@@ -89,9 +89,9 @@ def suggest(text: str, folder: Path | None = None) -> list[str]:
 
 
 def refresh(folder: Path, ask_size: Callable[[LibraryModel], int]) -> tuple[int, list[str]]:
-    """Write the shipped table anew into a models folder, with the bytes that `ask_size` returns of each model.
+    """Write the shipped table into a models folder, with the size in bytes that `ask_size` returns for each model.
 
-    Returns how many sizes changed, and the names that `ask_size` raised an MlxrError for, which keep their size.
+    Returns how many sizes changed, and the names for which `ask_size` raised MlxrError; these keep their size.
     """
     table: dict[str, Any] = json.loads(SHIPPED.read_text())
     changed, failed = 0, []
@@ -136,9 +136,9 @@ _OLLAMA_MODEL, _OLLAMA_TOWER = "application/vnd.ollama.image.model", "applicatio
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """A model of another program: the name it has there, made fit for ours, and its file or folder.
+    """A model of another program: its name there, changed to one that we allow, and its file or folder.
 
-    A `tower` is told where its name does not say that it is one.
+    `tower` is set if the name of the tower's file does not show that it is one.
     """
 
     name: str
@@ -148,9 +148,9 @@ class Foreign:
 
 
 def find_ollama() -> list[Foreign]:
-    """The models that Ollama's manifests list; its weights are GGUF files named by their SHA-256.
+    """The models that Ollama's manifests list; their weights are GGUF files named by their SHA-256.
 
-    The folder is $OLLAMA_MODELS, else the first of ~/.ollama/models and the one of the system's service that is there.
+    The folder is $OLLAMA_MODELS, else ~/.ollama/models, else that of the system's service.
     """
     places = [Path.home() / ".ollama" / "models", Path("/usr/share/ollama/.ollama/models")]
     folders = [Path(os.environ["OLLAMA_MODELS"])] if os.environ.get("OLLAMA_MODELS") else places
@@ -166,7 +166,7 @@ def find_lmstudio() -> list[Foreign]:
 
 
 def find_hub_cache() -> list[Foreign]:
-    """What the hub's own tools downloaded: the newest snapshot of each repository, GGUF files or a whole folder."""
+    """The models that the hub's tools downloaded: each repository's newest snapshot, GGUF files or a folder."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     found: list[Foreign] = []
@@ -208,7 +208,7 @@ def _find_blob(folder: Path, digest: str) -> Path | None:
 
 
 def _from_gguf(path: Path) -> Foreign | None:
-    """A GGUF file under its own name; None for what belongs to another model: later parts, projectors, matrices."""
+    """A GGUF file under its own name; None if it belongs to another model: later parts, projectors, matrices."""
     name = path.name.removesuffix(".gguf")
     if is_tower_file(path.name) or "imatrix" in name.lower():
         return None
@@ -225,6 +225,8 @@ PLACES = {"ollama": find_ollama, "lmstudio": find_lmstudio, "hub": find_hub_cach
 
 
 def fits_room(size_bytes: int, room_bytes: int | None) -> bool:
-    """Tell whether a model with files of that size fits the memory, or nobody knows how much that is: a short
-    conversation needs about a tenth of the weights more, and 512 MiB are left for what else runs."""
+    """Return True if a model with files of that size fits the memory, or if the memory is not known.
+
+    A short conversation needs about a tenth of the weights more; 512 MiB are left for other programs.
+    """
     return room_bytes is None or size_bytes * 11 // 10 + (512 << 20) <= room_bytes

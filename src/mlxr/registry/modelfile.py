@@ -1,7 +1,7 @@
 """Modelfiles: a model made from another one, as text. A subset of Ollama's, read and written.
 
-FROM, ADAPTER, PARAMETER, TEMPLATE, SYSTEM, MESSAGE and LICENSE are understood. RENDERER, PARSER and REQUIRES speak of
-what is built into Ollama; they are kept as `hints` for whoever makes the model. All else is refused by name.
+FROM, ADAPTER, PARAMETER, TEMPLATE, SYSTEM, MESSAGE and LICENSE are understood. RENDERER, PARSER and REQUIRES name
+parts of Ollama itself; they are kept as `hints` for the code that makes the model. All else is refused by name.
 A value runs to the end of the line. One that begins with a quote, or with three, ends with the first line that ends
 with as many, as Ollama reads it. Backslashes are backslashes; only in the quotes of a PARAMETER they escape as in JSON,
 for stops such as "\\n\\n". A TEMPLATE is Jinja, as model files carry it, or a Go template, which is translated where
@@ -10,8 +10,8 @@ Format: https://github.com/ollama/ollama/blob/main/docs/modelfile.md
 
 Generation options have Ollama's names: one table for Modelfiles, the catalogue and the Ollama routes. Options of a
 machine (threads, batches, memory) and those that Ollama itself has given up are accepted, as its clients send them, and
-have no effect; what would change the answer and is not supported is refused by name. Names and kinds: api/types.go
-beside that page.
+have no effect; an option that would change the answer and is not supported is refused by name. Names and kinds:
+api/types.go beside that page.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ MAX_STOPS = 64
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A row. `has_effect` is False for what is accepted for the clients' sake; `least` is the smallest value that means
-    anything. What sampling parameters may be, their own table says.
+    """A generation option. `has_effect` is False if it is accepted only because clients send it; `least` is the
+    smallest valid value. The valid values of sampling parameters are in their own table (`PARAMETERS`).
     """
 
     name: str
@@ -65,7 +65,7 @@ BY_NAME: Mapping[str, Option] = {option.name: option for option in OPTIONS}
 
 
 def check_options(options: Mapping[str, object], field: str = "options") -> dict[str, object]:
-    """The options with values of their kinds, without those that are null and those that nobody knows (`find_idle`).
+    """Return the options, their values checked, without null and unknown ones (`find_idle` lists the latter).
 
     Raises InvalidRequest naming the option whose value is wrong.
     """
@@ -78,7 +78,7 @@ def check_options(options: Mapping[str, object], field: str = "options") -> dict
 
 
 def read_draft_tokens(*layers: Mapping[str, object]) -> int | None:
-    """Most tokens guessed at a time, of checked options of which later ones count more; None where none says."""
+    """Return the most draft tokens at a time; later layers of checked options win. None if no layer sets it."""
     found: object = None
     for options in layers:
         found = options.get("draft_num_predict", found)
@@ -86,7 +86,7 @@ def read_draft_tokens(*layers: Mapping[str, object]) -> int | None:
 
 
 def find_idle(options: Mapping[str, object]) -> list[str]:
-    """Those of the options given that have no effect here: the machine's, and those that nobody knows."""
+    """The names of the given options that have no effect here: the machine's, and unknown ones."""
     return [name for name, value in options.items() if value is not None and not _has_effect(name)]
 
 
@@ -110,7 +110,7 @@ def read_parameter(name: str, text: str) -> object:
         else:
             value = [text]
     except (ValueError, KeyError):
-        pass  # the check below says what it must be
+        pass  # the check below raises the proper error
     return _check(option, value, f"PARAMETER {name}")
 
 
@@ -155,14 +155,14 @@ _WITH_WORD = ("PARAMETER", "MESSAGE")
 _WORD = re.compile(r"([^\s\"]+)[ \t]*")
 _SKIPPED = re.compile(r"(?:[ \t\r]*(?:#[^\n]*)?\n)+|[ \t\r]*(?:#[^\n]*)?\Z")
 _HINTS = ("RENDERER", "PARSER", "REQUIRES")
-_NO_TEMPLATE = "{{.Prompt}}"  # that of models whose prompts a renderer of Ollama's writes
+_NO_TEMPLATE = "{{.Prompt}}"  # the template of models whose prompts a renderer of Ollama's writes
 
 
 @dataclass(slots=True)
 class Modelfile:
-    """What a Modelfile says; `source` is what stands after FROM, `adapter` after ADAPTER.
+    """A parsed Modelfile; `source` is the value of FROM, `adapter` that of ADAPTER.
 
-    `hints` are instructions that speak of Ollama's own programs, and their values.
+    `hints` are the instructions that name parts of Ollama itself, and their values.
     """
 
     source: str = ""
@@ -177,7 +177,7 @@ class Modelfile:
 
     @property
     def changes(self) -> Changes:
-        """What the new model sets anew."""
+        """The settings of the new model."""
         return Changes(self.template, self.system, self.parameters or None, self.messages or None, self.license)
 
 
@@ -269,7 +269,7 @@ def _add_parameter(modelfile: Modelfile, name: str, value: object) -> None:
 
 
 def _read_instructions(text: str) -> Iterator[tuple[int, str, str, str]]:
-    """Line number, instruction in capitals, the word after it for those that have one, and value."""
+    """Yield line number, instruction in capitals, the word after it (PARAMETER, MESSAGE), and value."""
     at = len("\ufeff") if text.startswith("\ufeff") else 0
     while (at := _skip(text, at)) < len(text):
         line = text.count("\n", 0, at) + 1
@@ -288,13 +288,13 @@ def _read_instructions(text: str) -> Iterator[tuple[int, str, str, str]]:
 
 
 def _skip(text: str, at: int) -> int:
-    """Past empty lines and comments."""
+    """Return the position after empty lines and comments."""
     match = _SKIPPED.match(text, at)
     return at if match is None else match.end()
 
 
 def _read_value(text: str, start: int, line: int) -> tuple[str, int]:
-    """The value that begins at `start`, and where it ends."""
+    """Return the value that begins at `start`, and the position of its end."""
     quotes = next((quotes for quotes in ('"""', '"') if text.startswith(quotes, start)), "")
     begin = start
     while True:
@@ -311,7 +311,7 @@ def _read_value(text: str, start: int, line: int) -> tuple[str, int]:
 
 
 def _unescape(text: str) -> str:
-    """The text with its backslashes read as JSON reads them, or as it is where it cannot be read so."""
+    """Return the text with its escapes resolved as in JSON, or unchanged if they are not valid JSON."""
     try:
         return str(json.loads(f'"{text}"', strict=False))
     except ValueError:
@@ -319,7 +319,7 @@ def _unescape(text: str) -> str:
 
 
 def _write(instruction: str, text: str) -> str:
-    """The instruction with the text as its value, in the quotes with which it reads back."""
+    """Return the instruction with the text as its value, in quotes that read back to the same text."""
     for quotes in ('"""', '"') if '"' in text else ('"',):
         written = f"{quotes}{text}{quotes}"
         try:

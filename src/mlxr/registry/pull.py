@@ -1,7 +1,7 @@
 """From a name on a hub to a model in the store.
 
-List, choose, fetch what is missing, check, and only then write the row: until the very end nothing is listed, and a
-pull that was killed goes on where it stopped.
+List, choose, fetch the missing files, check, and only then write the row: the model is not listed before the very end,
+and a pull that was killed continues from where it stopped.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CHUNK_BYTES = 1 << 18
 MAX_FRUITLESS_TRIES = 5  # in a row, without a new byte
 LOCK_POLL_S = 0.1
 MAX_DELAY_S = 10.0
-SLOW_S, SLOW_BYTES = 60.0, 1 << 14  # fewer bytes in that time are a hub that is stuck, whatever it still sends
+SLOW_S, SLOW_BYTES = 60.0, 1 << 14  # a hub that sends fewer bytes in that time is stuck
 _RANGE = re.compile(r"bytes (\d+)-\d+/(?:\d+|\*)", re.ASCII)
 
 
@@ -63,13 +63,13 @@ class Downloader:
 
     @property
     def stop(self) -> Stop:
-        """What tells it to stop."""
+        """The caller's signal to stop."""
         return self.client.stop
 
     def fetch(self, file: RemoteFile, report: Callable[[int], None]) -> str:
-        """Bring a file, whole and checked, into the store; its SHA-256. `report` gets the bytes that are there.
+        """Bring a file, whole and checked, into the store; returns its SHA-256. `report` gets the bytes that are there.
 
-        Raises HubError when the hub refuses, keeps failing, or sends something else than it listed.
+        Raises HubError if the hub refuses, keeps failing, or sends another file than it listed.
         """
         path = self.folder / f"partial-{file.identity}"
         with writing(self.folder):
@@ -78,7 +78,7 @@ class Downloader:
 
     def _fetch_to(self, path: Path, file: RemoteFile, report: Callable[[int], None]) -> str:
         with _locked(path, self.stop) as output:
-            if file.sha256 is not None and self.blobs.has(file.sha256):  # from before, or while we waited
+            if file.sha256 is not None and self.blobs.has(file.sha256):  # fetched earlier, or while we waited
                 path.unlink()
                 report(file.size_bytes)
                 return file.sha256
@@ -96,7 +96,7 @@ class Downloader:
             return sha256
 
     def _fetch_rest(self, file: RemoteFile, output: BinaryIO, sums: _Sums, report: Callable[[int], None]) -> None:
-        """Ask until all bytes are there."""
+        """Send requests until all bytes are there."""
         if sums.size_bytes > file.size_bytes:
             _restart(output, sums)
         report(sums.size_bytes)
@@ -121,7 +121,7 @@ class Downloader:
                 raise PullStopped
 
     def _ask(self, file: RemoteFile, output: BinaryIO, sums: _Sums, report: Callable[[int], None]) -> None:
-        """One request for the bytes that are missing."""
+        """Send one request for the missing bytes."""
         headers = {"Accept-Encoding": "identity"}
         if sums.size_bytes:
             headers["Range"] = f"bytes={sums.size_bytes}-"
@@ -148,15 +148,15 @@ class Downloader:
 
 
 class _TryAgain(Exception):
-    """An answer that may be better next time."""
+    """The request failed, and may succeed if it is sent again."""
 
 
 class _TooSlow(_TryAgain):
-    """Bytes that come so seldom that the file would never be whole."""
+    """The bytes come so slowly that the file would never be whole."""
 
 
 class _Sums:
-    """Size and checksums of what has come."""
+    """Size and checksums of the bytes that have come."""
 
     def __init__(self, file: RemoteFile) -> None:
         self._file = file
@@ -177,7 +177,7 @@ class _Sums:
             self._git.update(chunk)
 
     def find_mismatch(self) -> str | None:
-        """What is wrong with the whole file, None if it is what the hub listed."""
+        """Say how the whole file differs from the hub's listing, None if it does not."""
         if self._file.sha256 is not None:
             kind, found = "SHA-256", self.sha256.hexdigest()
         else:
@@ -218,7 +218,7 @@ def _check_length(file: RemoteFile, response: httpx.Response) -> None:
 
 @contextmanager
 def _locked(path: Path, stop: Stop) -> Iterator[BinaryIO]:
-    """The file, made if need be, while nobody else writes it; the lock ends with the process that has it."""
+    """Open the file, made if need be, locked against other writers; the lock ends with the process that has it."""
     while True:
         with path.open("a+b") as file:
             if _try_lock(file) and _is_still(file, path):
@@ -238,7 +238,7 @@ def _try_lock(file: BinaryIO) -> bool:
 
 
 def _is_still(file: BinaryIO, path: Path) -> bool:
-    """Whether the open file is the one under that name; another process may have finished and moved it."""
+    """Return True if the open file still has that name; another process may have finished and moved it."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -250,8 +250,9 @@ _LOCAL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class PullProgress:
-    """How far a pull is. While it fetches, `file`, its `digest` and bytes; `total_bytes` is that file's size. Where it
-    chose among several models, `why`."""
+    """The state of a pull. While it fetches: `file`, its `digest`, the bytes that are there, and the file's size
+    `total_bytes`. `why` is the reason of a choice among several models.
+    """
 
     stage: Literal["listing", "choosing", "fetching", "checking", "adding"]
     file: str = ""
@@ -275,11 +276,11 @@ def pull(
 ) -> ModelRecord:
     """Fetch `hf.co/owner/repo[:file or quant]` from the hub at `endpoint` and give it a name, by default that one.
 
-    A short name of the library means its repository. Under its own name a newer state of the repository takes the place
-    of an older one; another `name`, or a short one, that is taken by other files is refused unless it `replaces` that
-    model. Among several quantisations the memory, `room_bytes`, decides. The tower of the repository comes along where
-    a GGUF model takes one. `report` is called from this thread, for every piece. Raises InvalidRequest, NotFound,
-    HubError, or what the loader says of a file that it cannot run; then nothing is kept.
+    A short name of the library means its repository. Under its own name a newer state of the repository replaces an
+    older one; another `name`, or a short one, that other files have is refused unless it `replaces` that model. Among
+    several quantisations the memory, `room_bytes`, decides. If a GGUF model takes a tower, that of the repository
+    comes along. `report` is called from this thread, for every piece. Raises InvalidRequest, NotFound, HubError, or
+    the loader's error for a file that it cannot run; then nothing is kept.
     """
     from mlxr.registry.hub import HubClient
 
@@ -305,7 +306,7 @@ def pull(
             fetched = _fetch_all(registry, [tower], report, client, retry_delay_s)
             if tower.name in {path.name for path in registry.inspect(stored | fetched).files}:
                 stored |= fetched
-            else:  # it is that of another model, or of a kind that does not run
+            else:  # the tower is another model's, or of a kind that does not run
                 registry.discard(list(fetched.values()))
     report(PullProgress("adding"))
     with _discarding(registry, stored):
@@ -314,7 +315,7 @@ def pull(
 
 @contextmanager
 def _discarding(registry: Registry, stored: Mapping[str, str]) -> Iterator[None]:
-    """Keep nothing of a model that the block refuses; what the store itself cannot do may go on later."""
+    """Discard a model that the block refuses; after an error of the store its files stay, so a pull can continue."""
     try:
         yield
     except RegistryError:
@@ -325,7 +326,7 @@ def _discarding(registry: Registry, stored: Mapping[str, str]) -> Iterator[None]
 
 
 def _was_pulled(registry: Registry, name: str, files: Sequence[RemoteFile]) -> bool:
-    """Whether the model of that name came with files of these names, so that it may be brought up to date."""
+    """Return True if the model of that name was made of files with these names, so that it may be updated."""
     try:
         record = registry.get(name)
     except NotFound:
@@ -348,7 +349,7 @@ def _fetch_all(
     client: HubClient,
     retry_delay_s: float,
 ) -> dict[str, str]:
-    """Bring all files into the store; their names and SHA-256s."""
+    """Bring all files into the store; returns their names and SHA-256s."""
     missing = [file for file in files if file.sha256 is None or not registry.blobs.has(file.sha256)]
     _check_space(registry, sum(file.size_bytes for file in missing))
     downloader = Downloader(registry.downloads, registry.blobs, client, retry_delay_s)

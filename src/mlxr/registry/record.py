@@ -1,4 +1,4 @@
-"""What the registry knows of a model, as plain values: its name, its facts, and what a record sets.
+"""Plain values that describe a model: its name, the facts in its files, and its record with the settings.
 
 Names are Ollama's: `[host/][namespace/]model[:tag]`, the tag `latest` when none is given. A name is text from a
 stranger. It is checked here once, so that it can never be a path: no part begins with a dot, and no part
@@ -22,7 +22,7 @@ DEFAULT_TAG = "latest"
 _PART = re.compile(r".*-\d{5}-of-\d{5}\.gguf", re.ASCII)  # of a split GGUF file
 MAX_NAME_CHARACTERS = 512
 _SHOWN_CHARACTERS = 80
-_OMITTED_HOST, _OMITTED_NAMESPACE = "registry.ollama.ai", "library"  # what Ollama's clients mean by no host
+_OMITTED_HOST, _OMITTED_NAMESPACE = "registry.ollama.ai", "library"  # Ollama's clients mean these if a name has none
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}(:[0-9]{1,5})?", re.ASCII)
 _NAMESPACE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}", re.ASCII)
 _MODEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
@@ -40,7 +40,7 @@ class ModelName:
 
     @classmethod
     def parse(cls, text: str, field: str = "model") -> ModelName:
-        """Read a name; raises InvalidRequest naming `field` for what is none."""
+        """Read a name; raises InvalidRequest naming `field` if `text` is none."""
         if not text or len(text) > MAX_NAME_CHARACTERS:
             raise _refuse(field, text, f"has {len(text)} characters; from 1 to {MAX_NAME_CHARACTERS} are allowed")
         *path, last = text.split("/")
@@ -66,7 +66,7 @@ class ModelName:
 
     @property
     def short(self) -> str:
-        """The name as people write it: without the tag where that is `latest`."""
+        """The name as people write it: without the tag if that is `latest`."""
         return str(self).removesuffix(f":{DEFAULT_TAG}")
 
 
@@ -81,13 +81,13 @@ _COUNT_UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the files of a model say about it.
+    """The facts in the files of a model.
 
     `format` is "gguf" or "safetensors", `parameters` the number of weights, `quantization` in ggml's words (`Q4_K_M`),
     `embedding_length` the size of a hidden vector, `template` the chat template of the files, "" without one.
-    `capabilities` are of "completion", "tools", "thinking", "vision", "audio", "embedding". `files` is all that makes
-    up the model, with the tower that it sees by; `takes_tower` says that a GGUF model would see by one that fits.
-    `sampling` is what the files recommend, as the `parameters` of a record.
+    `capabilities` are of "completion", "tools", "thinking", "vision", "audio", "embedding". `files` are all files of
+    the model, with its vision tower; `takes_tower` is True if a GGUF model can use one that fits.
+    `sampling` holds the parameters that the files recommend, as the `parameters` of a record.
     """
 
     format: str
@@ -115,9 +115,9 @@ class AdapterFacts:
 
 
 class Inspect(Protocol):
-    """Reads the facts of a model, which may have its `tower` in a file that is not named as one beside it.
+    """Reads the facts of a model, whose `tower` may be a file elsewhere or with an unusual name.
 
-    Raises FormatError, ModelError and the like for what is no model.
+    Raises FormatError, ModelError and the like if the files are no model.
     """
 
     def __call__(self, path: Path, tower: Path | None = None, /) -> ModelFacts:
@@ -125,12 +125,12 @@ class Inspect(Protocol):
         ...
 
 
-InspectAdapter = Callable[[Path, Path], AdapterFacts]  # of an adapter and its base; raises so where they do not fit
+InspectAdapter = Callable[[Path, Path], AdapterFacts]  # of an adapter and its base; raises the same if they do not fit
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """A file of a model: its name beside the others, its SHA-256 in hexadecimal, and how to tell that it changed."""
+    """A file of a model: its name beside the others, its SHA-256 in hexadecimal, its size and time of change."""
 
     name: str
     sha256: str
@@ -140,7 +140,7 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True)
 class AdapterRef:
-    """The adapter that a model was made with: the name of its record, and what it must hold."""
+    """The adapter that a model was made with: the name of its record, and the digest that it must have."""
 
     name: str
     digest: str
@@ -148,10 +148,10 @@ class AdapterRef:
 
 @dataclass(frozen=True, slots=True)
 class AdapterRecord:
-    """A low-rank adapter by name, for the model `base` and those of the same files.
+    """A low-rank adapter by name, for the model `base` and others with the same files.
 
-    `digest` is the SHA-256 of its files. One that `is_part` came with a model that was made with it, and goes with the
-    last one that has it; it is in no list. The other fields are those of `ModelRecord`.
+    `digest` is the SHA-256 of its files. One with `is_part` belongs to the models that were made with it: it is in no
+    list, and is removed with the last of them. The other fields are those of `ModelRecord`.
     """
 
     name: str
@@ -171,7 +171,7 @@ class AdapterRecord:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a model made from another one sets anew; None leaves what the other has."""
+    """The settings of a model that is made from another one; None keeps the other's."""
 
     template: str | None = None
     system: str | None = None
@@ -186,12 +186,12 @@ class Changes:
 class ModelRecord:
     """A model by name.
 
-    `path` is what to load: a file, or a folder of files. `is_owned` says that its files lie in our store; others are
-    only referenced. `digest` is the SHA-256, in hexadecimal, of what the model is: its files and what was set on it.
-    For a path that was never imported it stands for path, size and time of last change instead of the contents.
+    `path` is the file or folder to load. `is_owned` is True if its files lie in our store; others are only referenced.
+    `digest` is the SHA-256, in hexadecimal, of the model's files and settings. For a path that was never imported it
+    stands for path, size and time of last change instead of the contents.
     `template` is the chat template to use instead of the files' own (`own_template`), None to use that; `system` the
-    system message where a conversation has none; `parameters` are generation options under Ollama's names;
-    `from_name` the model that this one was made from, `adapter` the low-rank adapter that all its answers have.
+    system message of conversations that have none; `parameters` are generation options under Ollama's names;
+    `from_name` the model that this one was made from, `adapter` the low-rank adapter that it always runs with.
     `problem` says why it cannot be used, None if it can.
     """
 
@@ -227,7 +227,7 @@ class ModelRecord:
 
     @property
     def tower(self) -> Path | None:
-        """The file of the tower that a GGUF model sees by, None where it has none: what is no part of the model."""
+        """The file of a GGUF model's vision tower, None if it has none."""
         if self.format != "gguf" or len(self.files) < 2:
             return None
         names = (file.name for file in self.files if file.name != self.path.name and not _PART.fullmatch(file.name))

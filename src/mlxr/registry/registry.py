@@ -1,11 +1,11 @@
-"""The front door: find, list, add, copy and remove models by name.
+"""The main class, `Registry`: find, list, add, copy and remove models by name.
 
 Files come first, rows last, when a model is added; rows go first, files last, when it is removed. So a process killed
 at any moment leaves files that nobody lists, which `sweep` removes, but never a listed model without its files. Files
 outside the store are referenced, never copied and never deleted.
 
-A name that is taken is refused (NameTaken) unless the caller says `replaces`. Then the old model stays whole until the
-new one stands in the catalogue, and only what no model has any more goes.
+A name that is taken is refused (NameTaken) unless the caller passes `replaces`. Then the old model stays whole until
+the new one is in the catalogue, and only files that no other model has are removed.
 
 `RegisteredAdapters` are low-rank adapters beside the models. One names its base, and is checked against it when it is
 added. Files elsewhere are referenced; those that were uploaded lie in the store, and go with their row. Names come from
@@ -48,7 +48,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 
 def check_adapter_name(name: str, field: str = "NAME") -> str:
-    """The name; raises InvalidRequest naming `field` for what cannot be that of an adapter."""
+    """Return the name; raises InvalidRequest naming `field` if an adapter cannot have it."""
     if _NAME.fullmatch(name) is None:
         reason = "letters, digits, _, . and - make up the name of an adapter, at most 128, and . and - do not begin it"
         raise InvalidRequest(field, f"{name[:80]!r} is none: {reason}")
@@ -69,11 +69,11 @@ class RegisteredAdapters:
         return RegisteredAdapters(catalogue, self._blobs, self._bundles, self._inspect, self._files)
 
     def list(self) -> tuple[AdapterRecord, ...]:
-        """All adapters by name but those that are parts of models; `problem` is set where files are gone or changed."""
+        """All adapters by name except parts of models; `problem` is set if files are gone or changed."""
         return tuple(self._files.check(record) for record in self._catalogue.list_adapters() if not record.is_part)
 
     def get(self, name: str) -> AdapterRecord:
-        """The adapter of that name; NotFound, or RegistryError when its files are gone or changed."""
+        """The adapter of that name; raises NotFound, or RegistryError if its files are gone or changed."""
         found = self._catalogue.find_adapter(name)
         if found is None:
             raise NotFound(f"adapter {name[:80]!r} not found; `mlxr adapters list` shows all")
@@ -104,7 +104,7 @@ class RegisteredAdapters:
                 for status in [self._blobs.status(digest)]
             ]
             record = self.describe("@", path, base, is_owned=True, stored=tuple(stored))
-        # one that is referenced is another part than the same in the store, which must not depend on it
+        # the same adapter referenced and in the store are two parts: the latter must not depend on the former's files
         name = f"@{record.digest if record.is_owned else _hash([str(record.path), record.digest])}"
         return self._refer(self._put(replace(record, name=name, is_part=True), True))
 
@@ -116,7 +116,7 @@ class RegisteredAdapters:
             raise RegistryError("the adapter that the model was made with is gone; create it again") from error
 
     def remove(self, name: str) -> AdapterRecord:
-        """Remove an adapter; returns what it was. Files elsewhere stay. Models that were made with it keep it."""
+        """Remove an adapter; returns its record. Files elsewhere stay. Models that were made with it keep it."""
         with self._catalogue.change() as transaction:
             record = transaction.adapters.find(name)
             if record is None or record.is_part:
@@ -182,10 +182,10 @@ DOWNLOAD_AGE_S = 14 * LEFTOVER_AGE_S  # and the beginning of a file for the pull
 
 
 class Registry:
-    """The models in `folder`. Made of nothing but the paths until something is written; safe to share and to fork.
+    """The models in `folder`. Holds only paths until something is written; safe to share and to fork.
 
-    `inspect` tells what model files hold, `inspect_adapter` those of adapters. `builtin` are models that are always
-    there, by name. Another process that holds the catalogue is waited for up to `wait_s`.
+    `inspect` reads the facts of model files, `inspect_adapter` those of adapters. `builtin` are models that are always
+    there, by name. If another process holds the catalogue, calls wait for up to `wait_s`.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class Registry:
         self._inspected: dict[tuple[Path, tuple[int, int]], ModelRecord] = {}
 
     def wait_longer(self) -> Registry:
-        """The same registry for work that may wait for others, as it took long itself."""
+        """The same registry with a longer wait for other processes, for work that is itself long."""
         other = copy.copy(self)
         other._catalogue = Catalogue(self._catalogue.path, BUSY_TIMEOUT_S)
         other.adapters = self.adapters.use(other._catalogue)
@@ -226,7 +226,7 @@ class Registry:
     def get(self, name: str) -> ModelRecord:
         """The model of that name, ready to be loaded.
 
-        Raises InvalidRequest for what is no name, NotFound, or RegistryError when its files are gone or changed.
+        Raises InvalidRequest if `name` is none, NotFound, or RegistryError if its files are gone or changed.
         """
         checked = str(ModelName.parse(name))
         found = self._catalogue.find(checked)
@@ -241,7 +241,7 @@ class Registry:
         return record
 
     def find(self, name_or_path: str | Path) -> ModelRecord:
-        """`get`, and for what is no name here the file or folder of that path; for the machine's owner only."""
+        """`get`, or the file or folder at that path if there is no such name; for the machine's owner only."""
         text = str(name_or_path)
         try:
             return self.get(text)
@@ -263,8 +263,8 @@ class Registry:
     ) -> ModelRecord:
         """Give a model outside the store a name; its files stay where they are, and a `tower` that fits is one of them.
 
-        They are read once, for their digests; `progress` gets bytes done and in all. A file may be imported again
-        under its name, whatever it holds now.
+        They are read once, for their digests; `progress` gets the bytes done and in all. A file may be imported again
+        under its name, also after its contents changed.
         """
         model_name = name_for(path) if name is None else ModelName.parse(name, "NAME")
         place = path.expanduser().absolute()
@@ -299,7 +299,7 @@ class Registry:
         return self._put(_apply(replace(record, from_name=from_name), changes), replaces)
 
     def inspect(self, files: Mapping[str, str]) -> ModelFacts:
-        """What a model of blobs in the store would be (file name to digest). Raises as `add` does."""
+        """The facts of a model made of blobs in the store (file name to digest). Raises as `add` does."""
         return self._inspect(self.assemble(files))
 
     def assemble(self, files: Mapping[str, str]) -> Path:
@@ -309,7 +309,7 @@ class Registry:
         )
 
     def make_blob(self, write: Callable[[Path], object]) -> str:
-        """The digest of a new blob, which `write` writes as a file; nothing stays of one that fails."""
+        """The digest of a new blob, which `write` writes as a file; if it fails, nothing stays."""
         path = self.downloads / f"made-{secrets.token_hex(8)}"
         with writing(self.downloads):
             self.downloads.mkdir(parents=True, exist_ok=True)
@@ -322,7 +322,7 @@ class Registry:
         return made.sha256
 
     def derive(self, name: str, source: ModelRecord, changes: Changes, *, replaces: bool = False) -> ModelRecord:
-        """Make a model of another one's files, with `changes`."""
+        """Make a model from another one's files, with `changes`."""
         model_name = ModelName.parse(name, "NAME")
         self.check_free(str(model_name), replaces=replaces)
         from_name, now = source.short_name, datetime.now(UTC)
@@ -341,9 +341,9 @@ class Registry:
         return self._put(copied, replaces)
 
     def check_free(self, name: str, path: Path | None = None, *, replaces: bool = False) -> None:
-        """Raise NameTaken where a model has `name`, unless it is just the files at `path`, which would be read again.
+        """Raise NameTaken if a model has `name`, unless it is the bare files at `path`, which would be read again.
 
-        With `replaces` only the names of models that come with mlxr are refused (InvalidRequest).
+        With `replaces`, only the names of models that come with mlxr are refused (InvalidRequest).
         """
         checked = str(ModelName.parse(name, "NAME"))
         if checked.lower() in self._builtin:
@@ -353,7 +353,7 @@ class Registry:
             raise NameTaken("NAME", old.short_name)
 
     def remove(self, name: str) -> ModelRecord:
-        """Remove a model, and those of its files in the store that no other model has. Files elsewhere stay."""
+        """Remove a model, and its files in the store that no other model has. Files elsewhere stay."""
         checked = str(ModelName.parse(name))
         with self._catalogue.change() as transaction:
             record = transaction.find(checked)
@@ -372,7 +372,7 @@ class Registry:
         return None if record.adapter is None else self.adapters.find_part(record.adapter)
 
     def remove_adapter(self, name: str) -> AdapterRecord:
-        """Remove an adapter, and those of its files in the store that nothing else has. Files elsewhere stay."""
+        """Remove an adapter, and its files in the store that nothing else has. Files elsewhere stay."""
         record = self.adapters.remove(name)
         if record.is_owned:
             self._drop_unused([file.sha256 for file in record.files], [record.path])
@@ -385,7 +385,7 @@ class Registry:
                 transaction.mark_used(name, datetime.now(UTC))
 
     def sweep(self, min_age_s: float = LEFTOVER_AGE_S) -> None:
-        """Remove what belongs to no model and was left that long ago by uploads, pulls or processes that died."""
+        """Remove files of no model that uploads, pulls or dead processes left at least that long ago."""
         self.blobs.sweep_incoming(min_age_s)
         for path, age_s in list_ages(self.downloads):
             if age_s >= max(min_age_s, DOWNLOAD_AGE_S):
@@ -395,11 +395,11 @@ class Registry:
             self._drop_unused(old)
 
     def discard(self, digests: Sequence[str]) -> None:
-        """Remove those of the blobs that no model has."""
+        """Remove the blobs that no model has."""
         self._drop_unused(digests)
 
     def store_bytes(self) -> int:
-        """What the blobs take on disk."""
+        """The bytes that the blobs take on disk."""
         return sum(self.blobs.path(digest).stat().st_size for digest, _ in self.blobs.digests())
 
     def _reference(
@@ -410,7 +410,7 @@ class Registry:
         return _apply(_make_record(name, path, facts, hash_files(facts.files, progress), is_owned=False), NO_CHANGES)
 
     def _put(self, record: ModelRecord, replaces: bool) -> ModelRecord:
-        """Write the row, once it is certain that all files are there; only then goes what the old model alone had."""
+        """Write the row once all files are known to be there; then remove the files that only the old model had."""
         self.check_free(record.name, replaces=True)
         with self._catalogue.change() as transaction:
             record = self._files.check(record)
@@ -428,7 +428,7 @@ class Registry:
         return record
 
     def _drop_part(self, record: ModelRecord) -> None:
-        """Remove the adapter that a model had which is gone, unless another one was made with it."""
+        """Remove the adapter of a model that is gone, unless another model was made with it."""
         if record.adapter is None:
             return
         with self._catalogue.change() as transaction:
@@ -440,7 +440,7 @@ class Registry:
             self._drop_unused([file.sha256 for file in part.files], [part.path])
 
     def _drop_unused(self, digests: Sequence[str], gone: Sequence[Path] = ()) -> None:
-        """Delete blobs that no model has, and bundles of none. Writers wait, so that nobody takes one up meanwhile."""
+        """Delete blobs and bundles that no model has. Other writers wait, so that no new model takes one meanwhile."""
         with self._catalogue.change() as transaction:
             for digest in transaction.unused(digests):
                 self.blobs.path(digest).unlink(missing_ok=True)
@@ -479,10 +479,10 @@ class Registry:
         return checked
 
     def _keep_check(self, record: ModelRecord) -> ModelRecord:
-        """The checked record, whose files are not read again where only their times were new."""
+        """The checked record. If only the times of its files changed, they are noted, so that nothing is read again."""
         checked = self._files.check(record)
         if checked.files != record.files:
-            # A note that spares time: nobody waits for a catalogue that is held or cannot be written.
+            # This only saves time, so it does not wait for a catalogue that is held or cannot be written.
             with contextlib.suppress(Unavailable, NoSpace), self._catalogue.change(wait_s=0.0) as transaction:
                 if transaction.find(record.name) == record:
                     transaction.put(checked)
@@ -490,7 +490,7 @@ class Registry:
 
 
 def _is_again(record: ModelRecord, old: ModelRecord) -> bool:
-    """Whether `record` is what `old` is, holds the same weights, or is a new state of the files that it was made of."""
+    """Return True if `record` equals `old`, has the same weights, or is a new state of the same files."""
     is_equal = [file.sha256 for file in old.files] == [file.sha256 for file in record.files]
     return old.digest == record.digest or (
         record.from_name is None and (_is_bare(old, record.path) or (is_equal and _is_bare(old, old.path)))
@@ -498,13 +498,13 @@ def _is_again(record: ModelRecord, old: ModelRecord) -> bool:
 
 
 def _is_bare(record: ModelRecord, path: Path) -> bool:
-    """Whether a record is the files at `path` under a name, and nothing that was set on them could be lost."""
+    """Return True if a record only names the files at `path`: it has no settings that could be lost."""
     is_set = record.from_name or record.template or record.system or record.messages or record.adapter
     return record.path == path and not is_set
 
 
 def _expand(text: str) -> Path | None:
-    """The path that `text` means, None where nothing is."""
+    """The path that `text` means, None if nothing is there."""
     try:
         path = Path(text).expanduser()
         return path if path.exists() else None
@@ -538,7 +538,7 @@ def _make_record(
 
 
 def _apply(record: ModelRecord, changes: Changes) -> ModelRecord:
-    """The record with the changes, and the digest of all that it is then."""
+    """The record with the changes, and its new digest."""
     parameters = {**record.parameters, **(changes.parameters or {})}
     changed = replace(
         record,

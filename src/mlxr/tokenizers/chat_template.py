@@ -1,7 +1,7 @@
-"""From a conversation to the text that the model was trained to continue.
+"""Chat templates, which turn a conversation into the text that the model was trained to continue.
 
-A model brings its own template, a Jinja program, in `tokenizer.chat_template` or beside its tokenizer. Gets messages
-and tools as plain mappings, gives one string, special tokens spelt out. Knows no vocabulary but two spellings.
+A model brings its own template, a Jinja program, in `tokenizer.chat_template` or beside its tokenizer. Takes messages
+and tools as plain mappings, returns one string, special tokens spelt out. Knows no vocabulary except two spellings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mlxr.core.errors import InvalidRequest, TemplateError
 from mlxr.templates.workers import template_workers
 from mlxr.tokenizers.folder import DEFAULT_TEMPLATE, TOOL_TEMPLATE, FolderConfig
 
-_TOOLS_IN_MESSAGE = "message['tools']"  # where the model's own template expects them
+_TOOLS_IN_MESSAGE = "message['tools']"  # where Phi-4-mini's own template looks for tools
 
 TOOL_SOURCE = """\
 {%- set has_system = messages[0].role == "system" -%}
@@ -37,18 +37,18 @@ TOOL_SOURCE = """\
 
 
 def find_tool_source(source: str) -> str | None:
-    """The template to use with tools instead of `source`, None where that is not Phi-4-mini's."""
+    """The template to use with tools instead of `source`, None unless that is Phi-4-mini's."""
     return TOOL_SOURCE if _TOOLS_IN_MESSAGE in source and "<|tool|>" in source else None
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Holds what a family writes; `{}` stands for the text, `<bos>` and `<eos>` for the vocabulary's tokens.
+    """The forms of a family's messages; `{}` stands for the text, `<bos>` and `<eos>` for the vocabulary's tokens.
 
-    `begin` is what a prompt begins with, besides a BOS that the vocabulary wants anyway; `opening` stands before an
-    answer. Instructions are written as `system`, anywhere or only at the start (`system_first`), or as `in_user`,
-    before the text of the user's first message; some families have neither. Texts are stripped of the space around them
-    if the family's own template `trims` them.
+    `begin` begins a prompt, after the BOS that the vocabulary itself adds; `opening` stands before an answer.
+    Instructions are written as `system`, anywhere or only at the start (`system_first`), or as `in_user`, before the
+    text of the user's first message; some families have neither. If the family's own template `trims` texts, the space
+    around them is removed.
     """
 
     user: str
@@ -65,7 +65,7 @@ class Marks:
 def _mark_roles(
     form: str, roles: tuple[str, str, str] = ("user", "assistant", "system"), *, begin: str = "", trims: bool = False
 ) -> Marks:
-    """A family that writes all roles in one form."""
+    """The marks of a family that writes all roles in one form."""
     user, assistant, system = (form.replace("ROLE", role) for role in roles)
     return Marks(user, assistant, assistant.partition("{}")[0], system, system_first=False, begin=begin, trims=trims)
 
@@ -96,7 +96,7 @@ NAMED: Mapping[str, Marks] = {
         "<bos>[INST] {} [/INST]", " {} <eos>", in_user="<<SYS>>\n{}\n<</SYS>>\n\n", alternates=True, trims=True
     ),
     "llama3": _mark_roles("<|start_header_id|>ROLE<|end_header_id|>\n\n{}<|eot_id|>", begin="<bos>", trims=True),
-    "mistral": _mark_inst("[INST] {}[/INST]", " {}<eos>"),  # that of v3
+    "mistral": _mark_inst("[INST] {}[/INST]", " {}<eos>"),  # the form of v3
     "mistral-v1": _mark_inst(" [INST] {} [/INST]", " {}<eos>"),
     "mistral-v3": _mark_inst("[INST] {}[/INST]", " {}<eos>"),
     "mistral-v3-tekken": _mark_inst("[INST]{}[/INST]", "{}<eos>"),
@@ -131,7 +131,7 @@ _BODY = """
 
 
 def find_named(name: str) -> str | None:
-    """Return the Jinja template of that name, None where there is none."""
+    """Return the Jinja template of that name, None if there is none."""
     marks = NAMED.get(name)
     if marks is None:
         return None
@@ -145,7 +145,7 @@ def find_named(name: str) -> str | None:
 
 
 def _write(form: str) -> str:
-    """The Jinja expression for a form."""
+    """Return the Jinja expression for a form."""
     tokens = {"<bos>": "bos_token", "<eos>": "eos_token"}
     parts = [part for part in re.split("(<bos>|<eos>)", form) if part]
     return " ~ ".join(tokens.get(part) or json.dumps(part, ensure_ascii=False) for part in parts) or "''"
@@ -160,27 +160,27 @@ def read_local_clock() -> datetime:
 
 
 class SpellingVocabulary(Protocol):
-    """What a template needs of a tokenizer."""
+    """The parts of a tokenizer that a template uses."""
 
     bos_id: int | None
     eos_ids: frozenset[int]
 
     def token_text(self, token_id: int, /) -> str:
-        """The token as the vocabulary spells it."""
+        """The vocabulary's spelling of the token."""
         ...
 
     def token_id(self, text: str, /) -> int | None:
-        """The token that the vocabulary spells so, or None."""
+        """The token with that spelling, or None."""
         ...
 
 
 class ChatTemplate:
     """One model's chat template. Safe to use from several threads at once.
 
-    `name` is what errors call it. `tool_source` is used instead of `source` when there are tools, if the model has
-    one. It is compiled at the first rendering, so that a broken template does not keep a model from continuing text,
-    and it runs in a worker process (`mlxr.templates`), because it is a stranger's program. `values` are further
-    variables that it gets where a rendering brings no others of their names.
+    `name` is its name in errors. `tool_source`, if set, is used instead of `source` when there are tools. The template
+    is compiled at the first rendering, so that a model with a broken one can still continue text, and it runs in a
+    worker process (`mlxr.templates`), because it is a stranger's program. `values` are further variables; those of a
+    rendering win.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class ChatTemplate:
         self._read_clock = read_clock
 
     def prepare(self) -> None:
-        """Let a worker process start, so that it is there when the first conversation comes. Does not wait for it."""
+        """Start a worker process for the first conversation, without waiting for it."""
         template_workers.prepare()
 
     def render(
@@ -213,9 +213,9 @@ class ChatTemplate:
     ) -> str:
         """The prompt for `messages`, ready for the assistant's turn if `add_generation_prompt`.
 
-        `tools` and `documents` are None where there are none, as templates expect; `extra` are further variables,
-        such as `enable_thinking`. Raises TemplateError naming the template and its line: it does not compile, refuses
-        the messages, fails, or goes past a bound of `mlxr.templates`. Raises InvalidRequest for an `extra` that
+        `tools` and `documents` are None if there are none, as templates expect; `extra` are further variables, such as
+        `enable_thinking`. Raises TemplateError naming the template and its line if it does not compile, refuses the
+        messages, fails, or exceeds a bound of `mlxr.templates`. Raises InvalidRequest for an `extra` that
         would replace one of the template's own variables.
         """
         taken = sorted(RESERVED & (extra or {}).keys())
@@ -226,7 +226,7 @@ class ChatTemplate:
             **self.tokens,
             "date_string": now.strftime("%d %b %Y"),  # Llama 3's name for today
             "datetime": now.strftime("%b %d %Y"),  # Firefunction's
-            "functions": "",  # Firefunction's too; tools stand in the system message of templates that know no `tools`
+            "functions": "",  # Firefunction's too; for templates that know no `tools`, these are in the system message
             **self.values,
             **(extra or {}),
             "messages": list(messages),
@@ -246,7 +246,7 @@ class ChatTemplate:
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """The variables that the template reads and does not set itself; none where it does not compile."""
+        """The variables that the template reads and does not set itself; none if it does not compile."""
         sources = filter(None, (self.source, self.tool_source))
         return frozenset().union(*map(template_workers.find_variables, sources))
 
@@ -286,7 +286,7 @@ def chat_template_from_folder(path: str | os.PathLike[str], tokenizer: SpellingV
 def chat_template_from_source(
     source: str, tokenizer: SpellingVocabulary, own: ChatTemplate | None, name: str
 ) -> ChatTemplate:
-    """A template to use instead of a model's `own`, with the same spellings of its tokens. Errors call it `name`."""
+    """A template to use instead of a model's `own`, with the same spellings of tokens. `name` is for errors."""
     template = _make_template(source, None, tokenizer, None, name)
     assert template is not None  # there is a source
     if own is not None:

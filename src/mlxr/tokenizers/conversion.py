@@ -1,8 +1,8 @@
-"""From a Hugging Face folder to the `tokenizer.*` keys of a GGUF file, so that the file encodes as the folder does.
+"""Converts the tokenizer of a Hugging Face folder to the `tokenizer.*` keys of a GGUF file that encodes the same way.
 
-Gets a path, gives a plain mapping. What GGUF cannot say is refused by name: another algorithm, an unknown way of
-cutting words, a normaliser that changes texts. One normaliser is let go, as in every GGUF file of such models: the NFC
-of Qwen's tokenizer.json, which changes only texts that are not composed already.
+Takes a path, returns a plain mapping. Features that GGUF cannot express are refused by name: another algorithm, an
+unknown way of cutting words, a normaliser that changes texts. One normaliser is dropped, as in every GGUF file of such
+models: the NFC of Qwen's tokenizer.json, which changes only texts that are not composed already.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ _PREFIX = "tokenizer.ggml."
 
 
 def to_gguf_metadata(path: str | os.PathLike[str]) -> dict[str, object]:
-    """The `tokenizer.*` keys for the folder's tokenizer and chat templates, and those of how to sample from the model.
+    """The keys for the folder's tokenizer and chat templates (`tokenizer.*`), and for its recommended sampling.
 
-    Lists are plain lists: `token_type` are int32 and `scores` float32 in a file. Raises NotFound without a tokenizer
-    file, TokenizerError naming what a GGUF file cannot say.
+    Lists are plain lists: in a file `token_type` are int32 and `scores` float32. Raises NotFound without a tokenizer
+    file, TokenizerError naming a feature that GGUF cannot express.
     """
     config = FolderConfig(Path(path))
     if (config.folder / JSON_FILE).is_file():
@@ -93,7 +93,7 @@ def _convert_tokenizer_json(config: FolderConfig) -> dict[str, object]:
 
 
 def _convert_word_piece(parts: TokenizerJson, vocabulary: Vocabulary) -> dict[str, object]:
-    """BERT's, whose words begin with a mark in GGUF, where others go on with one."""
+    """Convert BERT's WordPiece: GGUF marks tokens that begin words, a folder those that continue them."""
     texts = [
         text.removeprefix(WORD_PART) if text.startswith(WORD_PART) else SPACE_MARK + text for text in vocabulary.texts
     ]
@@ -114,13 +114,13 @@ def _convert_word_piece(parts: TokenizerJson, vocabulary: Vocabulary) -> dict[st
 
 
 def _convert_unigram(parts: TokenizerJson, vocabulary: Vocabulary) -> dict[str, object]:
-    """XLM-RoBERTa's: pieces with scores, and the table by which SentencePiece normalises texts."""
+    """Convert XLM-RoBERTa's Unigram: pieces with scores, and SentencePiece's table for normalising texts."""
     charsmap, removes = b"", False
     for part in parts.normalizers:
         kind = part.get("type")
         if kind == "Precompiled":
             charsmap = base64.b64decode(str(part.get("precompiled_charsmap") or ""))
-        elif kind not in ("Strip", "Replace"):  # of spaces in a row
+        elif kind not in ("Strip", "Replace"):  # Strip and Replace of repeated spaces
             raise TokenizerError(f"{parts.name}: normalizer {kind} ({dict(part)}) is not supported in GGUF")
         else:
             removes = True
@@ -170,7 +170,7 @@ def _recognise(patterns: tuple[str, ...], parts: TokenizerJson, vocabulary: Voca
 
 
 def _merges_make_all_tokens(parts: TokenizerJson, vocabulary: Vocabulary) -> bool:
-    """Whether the merges make every normal token of its own text, so that nothing depends on `ignore_merges`."""
+    """Return True if the merges make every normal token from its own text, so that `ignore_merges` has no effect."""
     with explain_failures("the merges do not fit the vocabulary"):
         model = models.BPE(vocab=vocabulary.ids, merges=parts.list_merges())
     texts = (vocabulary.texts[index] for index in vocabulary.list_ids(TokenType.NORMAL))
@@ -178,7 +178,7 @@ def _merges_make_all_tokens(parts: TokenizerJson, vocabulary: Vocabulary) -> boo
 
 
 def _convert_space_mark(parts: TokenizerJson, vocabulary: Vocabulary) -> dict[str, object]:
-    """A SentencePiece vocabulary that was turned into merges, turned back into scores."""
+    """Convert a SentencePiece vocabulary that was turned into merges back to scores."""
     scores = restore_scores(vocabulary, parts.list_merges(), parts.name)
     return _list_vocabulary("llama", vocabulary) | {
         f"{_PREFIX}pre": "default",
@@ -188,7 +188,7 @@ def _convert_space_mark(parts: TokenizerJson, vocabulary: Vocabulary) -> dict[st
 
 
 def _finds_space_prefix(parts: TokenizerJson) -> bool:
-    """Whether the file writes a space before a text; raises TokenizerError if it does more than mark spaces."""
+    """Return True if the file puts a space before a text; raises TokenizerError if it does more than mark spaces."""
     prefixed = False
     for part in parts.normalizers:
         kind = part.get("type")
@@ -208,7 +208,7 @@ def _finds_space_prefix(parts: TokenizerJson) -> bool:
 
 
 def restore_scores(vocabulary: Vocabulary, merges: Sequence[tuple[str, str]], name: str) -> list[float]:
-    """A score for every token such that merging by score does what `merges` do: minus the place of its first merge.
+    """A score for every token, minus the place of its first merge, so that merging by score equals `merges`.
 
     That holds if the merges came from scores in the first place: all merges that make one token stand together, and
     every pair of tokens that makes a token is a merge. Otherwise TokenizerError names the token.

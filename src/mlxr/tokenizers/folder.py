@@ -43,7 +43,7 @@ TOOL_TEMPLATE = "tool_use"
 
 
 def read_json_object(path: Path) -> dict[str, object]:
-    """The object in a JSON file, or an empty one if there is no file; raises TokenizerError naming the file."""
+    """Return the object in a JSON file, an empty one if there is no file; raises TokenizerError naming the file."""
     if not path.is_file():
         return {}
     try:
@@ -77,7 +77,7 @@ class FolderConfig:
         return value
 
     def read_flag(self, name: str) -> bool | None:
-        """`add_bos_token` and the like: true, false, or None when the file does not say."""
+        """`add_bos_token` and the like: true, false, or None if the file does not set it."""
         value = self._tokenizer.get(name)
         if value is not None and not isinstance(value, bool):
             raise self._refuse("tokenizer_config.json", name, "must be true or false")
@@ -101,7 +101,7 @@ class FolderConfig:
         return name_file_defaults(self._generation)
 
     def read_vocab_size(self) -> int | None:
-        """The number of rows of the model's embedding, if config.json says."""
+        """The number of rows of the model's embedding, None if config.json does not tell."""
         text = self._model.get("text_config")
         value = self._model.get("vocab_size", text.get("vocab_size") if isinstance(text, Mapping) else None)
         if value is None:
@@ -158,7 +158,7 @@ def _read_template(file: Path) -> str:
 
 JSON_FILE = "tokenizer.json"
 MODEL_FILE = "tokenizer.model"
-WORDS_FILE = "vocab.txt"  # of BERT's first tokenizers: a token on each line
+WORDS_FILE = "vocab.txt"  # the file of BERT's first tokenizers: a token on each line
 _OTHER_FILES = ("tekken.json", "tokenizer.tiktoken", "qwen.tiktoken", "vocab.json", "spiece.model")
 
 
@@ -186,7 +186,7 @@ def refuse_folder(folder: Path) -> NotFound | TokenizerError:
 
 
 def read_tokenizer_json(config: FolderConfig) -> tuple[str, TokenizerJson]:
-    """The text of a folder's tokenizer.json and its parts; without one, what vocab.txt would have there.
+    """The text of a folder's tokenizer.json and its parts; without one, the equivalent of vocab.txt.
 
     Raises TokenizerError naming the file.
     """
@@ -205,7 +205,7 @@ def read_tokenizer_json(config: FolderConfig) -> tuple[str, TokenizerJson]:
 
 
 def _state_words(config: FolderConfig) -> dict[str, object]:
-    """BERT's WordPiece over the words of vocab.txt, as tokenizer.json has it."""
+    """BERT's WordPiece over the words of vocab.txt, in the form of a tokenizer.json."""
     file = config.folder / WORDS_FILE
     try:
         words = file.read_text(encoding="utf-8").split("\n")
@@ -285,7 +285,7 @@ def _from_tokenizer_json(config: FolderConfig) -> Tokenizer:
 
 
 def _add_missing_specials(library: Library, vocabulary: Vocabulary, parts: TokenizerJson, config: FolderConfig) -> None:
-    """Tell the library of special tokens that only the configuration knows as such."""
+    """Add the special tokens to the library that only the configuration marks as special."""
     known = {token.text for token in parts.added}
     for index in vocabulary.list_ids(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED):
         text, kind = vocabulary.texts[index], vocabulary.types[index]
@@ -300,7 +300,7 @@ def _add_missing_specials(library: Library, vocabulary: Vocabulary, parts: Token
 
 
 def _probe_post_processor(library: Library) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What the post-processor writes before and after a text."""
+    """The tokens that the post-processor puts before and after a text."""
     encoding = library.encode("a", add_special_tokens=True)
     mask, ids = list(encoding.special_tokens_mask), tuple(encoding.ids)
     if 0 not in mask:
@@ -310,7 +310,7 @@ def _probe_post_processor(library: Library) -> tuple[tuple[int, ...], tuple[int,
 
 
 def _probe_pair(library: Library) -> tuple[tuple[int, ...], int]:
-    """What the post-processor writes between two texts, and the type that it gives to tokens of the second one."""
+    """The tokens that the post-processor puts between two texts, and the type of the second one's tokens."""
     encoding = library.encode("a", "a", add_special_tokens=True)
     first, second = ([index for index, one in enumerate(encoding.sequence_ids) if one == number] for number in (0, 1))
     if not first or not second:
@@ -321,10 +321,10 @@ def _probe_pair(library: Library) -> tuple[tuple[int, ...], int]:
 def make_rules(
     vocabulary: Vocabulary, config: FolderConfig, prefix_ids: tuple[int, ...], suffix_ids: tuple[int, ...]
 ) -> SpecialRules:
-    """Tokens with a role; `prefix_ids` and `suffix_ids` are what the vocabulary file would write around a text."""
+    """The tokens with a role; `prefix_ids` and `suffix_ids` are those that the vocabulary file puts around a text."""
     bos_id, eos_id, pad_id = (_find_role(vocabulary, config, role) for role in ("bos_token", "eos_token", "pad_token"))
     if bos_id is None and len(prefix_ids) == 1:
-        bos_id = prefix_ids[0]  # a folder without configuration says so only here
+        bos_id = prefix_ids[0]  # the only hint in a folder without configuration
     add_bos, add_eos = config.read_flag("add_bos_token"), config.read_flag("add_eos_token")
     wants_bos = add_bos and bos_id not in prefix_ids
     wants_eos = add_eos and eos_id not in suffix_ids
@@ -367,9 +367,9 @@ def _from_sentencepiece(config: FolderConfig) -> Tokenizer:
 def make_model_rules(
     vocabulary: Vocabulary, config: FolderConfig, bos_id: int, eos_id: int, pad_id: int
 ) -> SpecialRules:
-    """Tokens with a role for a SentencePiece model; its own ids count where the configuration names none.
+    """The tokens with a role of a SentencePiece model; its own ids count if the configuration names none.
 
-    BOS goes before a text unless the configuration says otherwise, EOS after it only if it says so (as Llama's do).
+    BOS goes before a text unless the configuration forbids it, EOS after it only if it asks for that (as for Llama).
     """
     model_ids = {"bos_token": bos_id, "eos_token": eos_id, "pad_token": pad_id}
     found: dict[str, int | None] = {}

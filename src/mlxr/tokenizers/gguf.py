@@ -1,6 +1,6 @@
 """Tokenizers from the metadata of a GGUF file (source: the GGUF specification, keys `tokenizer.ggml.*`).
 
-Gets a mapping of keys to plain values, checks every value it uses, and builds the tokenizer of the kind the file
+Takes a mapping of keys to plain values, checks every value it uses, and builds the tokenizer of the kind the file
 names: `llama` (pieces with scores), `gpt2` (byte-level BPE), `gemma4` (merges of pieces), `bert` (WordPiece), `t5`
 (Unigram), `rwkv` (the longest token), `plamo2` (the best path) or `whitespace` (merges in words). It knows nothing of
 files.
@@ -37,17 +37,17 @@ from mlxr.tokenizers.vocabulary import (
 _PREFIX = "tokenizer.ggml."
 # Kinds that exist in GGUF files and that no architecture here uses.
 _OTHER_KINDS = ("hybriddna", "replit", "none", "no_vocab")
-# Ways of cutting by which files of kind gpt2 have merges of pieces whose spaces are marked, not of bytes.
+# Pre-tokenizers (`pre`) of gpt2 files whose merges are of pieces with marked spaces, not of bytes.
 _MARKED_SPACES = ("gemma4", "granite-embed-multi-311m", "sarvam-moe")
 
-# GGUF files do not say after which added tokens white space is dropped. In tokenizer.json of Phi-3 and Phi-3.5-MoE
-# (`rstrip`) it is so after all but these; llama.cpp does the same for files that have phi-3 in their name.
+# GGUF files do not tell after which added tokens white space is dropped. In tokenizer.json of Phi-3 and Phi-3.5-MoE
+# (`rstrip`) it is dropped after all but these; llama.cpp does the same for files that have phi-3 in their name.
 _STRIPPING_ARCHITECTURES = "phi3", "phimoe"
 _NOT_STRIPPING = ("<s>", "<|endoftext|>")
 
 
 def from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
-    """The tokenizer that a GGUF file's metadata describes; raises TokenizerError naming the key that is at fault."""
+    """Build the tokenizer that a GGUF file's metadata describes; raises TokenizerError naming the bad key."""
     keys = _Keys(metadata)
     kind = keys.read_text("model")
     if kind is None:
@@ -98,7 +98,7 @@ def _build_spm(keys: _Keys) -> Tokenizer:
 
 
 def _build_byte_level(keys: _Keys) -> Tokenizer:
-    """`add_space_prefix` means nothing for this kind: it repeats a default of the source's Python class."""
+    """Build a byte-level BPE. `add_space_prefix` is ignored: it only repeats a default of the source's Python class."""
     if keys.read_text("pre") in _MARKED_SPACES:
         return _build_merged_pieces(keys, is_bos_usual=False)
     texts = keys.read_tokens()
@@ -118,8 +118,8 @@ def _build_byte_level(keys: _Keys) -> Tokenizer:
 
 
 def _build_merged_pieces(keys: _Keys, *, is_bos_usual: bool = True) -> Tokenizer:
-    """Gemma 4's: pieces as SentencePiece has them, merged in the order of a list. Where BOS is usual it goes first,
-    whatever the file says, as llama.cpp reads such files."""
+    """Build Gemma 4's: SentencePiece's pieces, merged in the order of a list. If BOS is usual it always goes first,
+    whatever the file says, as in llama.cpp."""
     texts = keys.read_tokens()
     types = keys.read_types(texts)
     if types is None:
@@ -140,7 +140,7 @@ def _build_merged_pieces(keys: _Keys, *, is_bos_usual: bool = True) -> Tokenizer
 
 
 def _build_words(keys: _Keys) -> Tokenizer:
-    """Merges of characters within words, between which white space is lost (a Chinese model of Jina's version 2)."""
+    """Build one with merges of characters in words; white space between them is lost (Jina v2's Chinese model)."""
     texts = keys.read_tokens()
     vocabulary, rules = _read_plain(keys, texts, Spelling.PLAIN, bos_id=None, eos_id=None)
     lowercase = keys.read_flag("normalizer.lowercase")
@@ -155,7 +155,7 @@ def _build_longest(keys: _Keys) -> Tokenizer:
 
 
 def _build_best_path(keys: _Keys) -> Tokenizer:
-    """PLaMo 2's, with the format's defaults for this kind."""
+    """Build PLaMo 2's, with the format's defaults for this kind."""
     texts = keys.read_tokens()
     vocabulary, rules = _read_plain(keys, texts, Spelling.PLAIN, bos_id=1, eos_id=2)
     unknown_id = keys.read_id("unknown_token_id", len(texts), default=0)
@@ -165,7 +165,7 @@ def _build_best_path(keys: _Keys) -> Tokenizer:
 def _read_plain(
     keys: _Keys, texts: list[str], spelling: Spelling, *, bos_id: int | None, eos_id: int | None
 ) -> tuple[Vocabulary, SpecialRules]:
-    """The vocabulary of a kind that puts nothing around a text unless the file says so, and these ends by default."""
+    """Read the vocabulary of a kind that by default has these BOS and EOS, and puts neither around a text."""
     return _read_specials(
         keys,
         texts,
@@ -178,10 +178,10 @@ def _read_plain(
 
 
 def _build_word_piece(keys: _Keys) -> Tokenizer:
-    """BERT's. Capitals become small and accents go unless the file says otherwise, as llama.cpp reads such files."""
+    """Build BERT's. By default capitals become small and accents are removed, as in llama.cpp."""
     texts = keys.read_tokens()
     types = keys.read_types(texts) or [TokenType.NORMAL] * len(texts)
-    # The format's defaults for this kind: where the first BERT has [UNK], [CLS] and [SEP].
+    # The format's defaults for this kind: the first BERT's [UNK], [CLS] and [SEP].
     unknown_id = keys.read_id("unknown_token_id", len(texts), default=100)
     if unknown_id is None:
         raise TokenizerError(f"{_PREFIX}unknown_token_id is missing, and kind bert needs it")
@@ -197,7 +197,7 @@ def _build_word_piece(keys: _Keys) -> Tokenizer:
 
 
 def _build_unigram(keys: _Keys) -> Tokenizer:
-    """T5's and XLM-RoBERTa's, whose texts begin with BOS and end with EOS unless the file says otherwise."""
+    """Build T5's and XLM-RoBERTa's; by default texts begin with BOS and end with EOS."""
     texts = keys.read_tokens()
     types = keys.read_types(texts) or [TokenType.NORMAL] * len(texts)
     unknown_id = keys.read_id("unknown_token_id", len(texts), default=2)
@@ -221,7 +221,7 @@ def _build_unigram(keys: _Keys) -> Tokenizer:
 def _read_ends(
     keys: _Keys, texts: list[str], types: list[TokenType], bos_id: int | None, end_id: int | None, unknown_id: int
 ) -> tuple[Vocabulary, SpecialRules]:
-    """The vocabulary of an encoder, and what goes around a text, which is both ends unless the file says otherwise."""
+    """Read the vocabulary of an encoder, and the tokens around a text: by default both ends."""
     for index in (bos_id, end_id, keys.read_padding_id(len(texts)), keys.read_id("mask_token_id", len(texts))):
         if index is not None and types[index] is TokenType.NORMAL:
             types[index] = TokenType.CONTROL
@@ -292,14 +292,14 @@ class _Keys:
             return default if default is not None and default < count else None
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._refuse(name, "must be a whole number")
-        if value in (-1, 0xFFFFFFFF):  # how some writers say "none"
+        if value in (-1, 0xFFFFFFFF):  # some writers' value for "none"
             return None
         if not 0 <= value < count:
             raise self._refuse(name, f"is {value}, outside the vocabulary of {count} tokens")
         return value
 
     def read_padding_id(self, count: int) -> int | None:
-        # Nothing here ever writes padding, and files name tokens beyond their vocabulary for it: that means none.
+        # Nothing here writes padding; some files name a token beyond their vocabulary for it, which counts as none.
         value = self._metadata.get(_PREFIX + "padding_token_id")
         return value if isinstance(value, int) and 0 <= value < count else None
 
@@ -316,7 +316,7 @@ class _Keys:
         texts = self.read_strings("tokens")
         if not texts:
             raise TokenizerError("tokenizer.ggml.tokens is missing or empty")
-        # The same stand-in for an empty spelling as in `Vocabulary`, so that all lists speak of the same texts.
+        # The same replacement of an empty spelling as in `Vocabulary`, so that all lists have the same texts.
         return [text or f"[EMPTY_{index}]" for index, text in enumerate(texts)]
 
     def read_merges(self, kind: str) -> list[str]:

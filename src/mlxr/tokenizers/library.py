@@ -1,10 +1,10 @@
-"""Tokenizers that the `tokenizers` library encodes for: byte-level BPE built from lists, or a whole tokenizer.json.
+"""Tokenizers that encode with the `tokenizers` library: byte-level BPE built from lists, or a whole tokenizer.json.
 
 A row of `PRE_TYPES` is one way of cutting a text into words before merging: `tokenizer.ggml.pre` of a GGUF file names
-a row, a `tokenizer.json` is recognised by its patterns. Patterns are in Oniguruma's syntax, as `tokenizer.json` files
-carry them; a row's patterns apply one after the other, each cutting what the one before left, and the text between two
-matches is a word too. Sources: the models' own `tokenizer.json` files, and the names that llama.cpp gives them. Where
-llama.cpp approximates a pattern that its own regular expressions cannot say (`tekken`, `gpt-4o`: upper and lower case
+a row, a `tokenizer.json` is recognised by its patterns. Patterns are in Oniguruma's syntax, as in `tokenizer.json`; a
+row's patterns apply one after the other, each cutting the pieces that the one before left, and the text between two
+matches is a word too. Sources: the models' own `tokenizer.json` files, and the names that llama.cpp gives them. If
+llama.cpp approximates a pattern that its regular expressions cannot express (`tekken`, `gpt-4o`: upper and lower case
 outside ASCII), the row holds the model's own.
 """
 
@@ -77,10 +77,10 @@ _NOT_PUNCTUATION = r" ?[^(\s|.,!?" "\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]
 
 @dataclass(frozen=True, slots=True)
 class PreType:
-    """One family: its names (the first is the one written into files), its patterns and what else goes with them.
+    """One family: its names (the first is the one written into files), its patterns and its options.
 
     `ignore_merges`: a word that is a token as a whole becomes it, whatever the merges say. `add_bos`: BOS goes
-    before a text when the file does not say.
+    before a text if the file does not tell.
     """
 
     names: tuple[str, ...]
@@ -89,7 +89,7 @@ class PreType:
     add_bos: bool = False
 
 
-# Of rows that cut in the same way, the first is the one that recognition picks.
+# Of rows that cut in the same way, recognition picks the first.
 PRE_TYPES: tuple[PreType, ...] = (
     PreType(
         ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
@@ -196,12 +196,12 @@ def recognise_pre_type(patterns: tuple[str, ...], ignore_merges: bool) -> PreTyp
     )
 
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a text is one piece; threads would only lie in wait
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts are encoded one by one; threads would only wait
 
 
 @contextmanager
 def explain_failures(name: str) -> Iterator[None]:
-    """Turn what the library raises, bare Exception and panics too, into TokenizerError about `name`."""
+    """Turn all errors of the library, bare Exception and panics too, into TokenizerError about `name`."""
     try:
         yield
     except TokenizerError:
@@ -209,7 +209,7 @@ def explain_failures(name: str) -> Iterator[None]:
     except Exception as error:
         raise TokenizerError(f"{name}: {error}") from error
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # no Exception, and not to be imported
+        if type(error).__name__ != "PanicException":  # it is no Exception, and cannot be imported
             raise
         raise TokenizerError(f"{name}: {error}") from error
 
@@ -229,7 +229,7 @@ class LibraryTokenizer(VocabularyTokenizer):
     def _encode_texts(self, texts: Sequence[str], parse_special: bool) -> list[list[int]]:
         library = self._library if parse_special else self._plain_library
         with explain_failures("the tokenizer cannot encode a text"):
-            # Other than `encode`, this lets go of the interpreter, so that long texts hold up no other thread.
+            # Unlike `encode`, this releases the interpreter lock, so that long texts block no other thread.
             encodings = library.encode_batch_fast(texts, add_special_tokens=False)
         return [list(encoding.ids) for encoding in encodings]
 
@@ -237,7 +237,7 @@ class LibraryTokenizer(VocabularyTokenizer):
     def _plain_library(self) -> Library:
         """A second library object, for which special tokens in a text are plain characters.
 
-        That is a state of the object; one object for both would have to be locked while it encodes.
+        That is a state of the object; a single object would have to be locked while it encodes.
         """
         plain = copy.deepcopy(self._library)
         plain.encode_special_tokens = True
@@ -260,7 +260,7 @@ def build_byte_level_library(vocabulary: Vocabulary, merges: Sequence[str], pre_
 
 
 def build_space_mark_library(vocabulary: Vocabulary, merges: Sequence[str], unknown_id: int | None) -> Library:
-    """A BPE object over texts whose spaces are marked, without words; what is left unknown is spelt in byte tokens.
+    """A BPE object over texts with marked spaces, not cut into words; unknown parts are spelt in byte tokens.
 
     Raises TokenizerError when a merge needs a token that is not there.
     """
@@ -275,7 +275,7 @@ def build_space_mark_library(vocabulary: Vocabulary, merges: Sequence[str], unkn
 
 
 def build_word_library(vocabulary: Vocabulary, merges: Sequence[str], *, lowercase: bool) -> Library:
-    """A BPE object over words, which white space parts and is no part of; what it cannot spell is left out."""
+    """A BPE object over words separated by white space, which is dropped, as are parts that it cannot spell."""
     pairs = [_split_merge(merge, index, vocabulary) for index, merge in enumerate(merges)]
     with explain_failures("the merges do not fit the vocabulary"):
         library = Library(models.BPE(vocab=vocabulary.ids, merges=pairs))
@@ -287,9 +287,9 @@ def build_word_library(vocabulary: Vocabulary, merges: Sequence[str], *, lowerca
 
 
 def build_word_piece_library(vocabulary: Vocabulary, unknown_id: int, *, lowercase: bool, accents: bool) -> Library:
-    """A WordPiece object over tokens that mark a space before a word, as GGUF files have them; see BERT's tokenizer.
+    """A WordPiece object over tokens that mark the space before a word, as in GGUF files; see BERT's tokenizer.
 
-    With `lowercase` capitals are small ones, and with `accents` these stay on letters.
+    With `lowercase` capitals become small, and with `accents` these stay on letters.
     """
     words = {_mark_word_part(vocabulary, index): index for index in range(len(vocabulary))}
     with explain_failures("the vocabulary makes no WordPiece"):
@@ -330,7 +330,7 @@ def build_unigram_library(
 
 
 def _add_tokens(library: Library, vocabulary: Vocabulary) -> None:
-    """Tell the library which tokens are found in a text before anything else."""
+    """Add the tokens to the library that are found in a text before anything else."""
     for kind, special in ((TokenType.USER_DEFINED, False), (TokenType.CONTROL, True), (TokenType.UNKNOWN, True)):
         tokens = [
             AddedToken(vocabulary.texts[index], special=special, normalized=False)

@@ -1,8 +1,8 @@
-"""SentencePiece-style BPE from pieces and scores, as GGUF files of kind `llama` carry it.
+"""SentencePiece-style BPE from pieces and scores, as in GGUF files of kind `llama`.
 
 Knows pieces, scores and types; not where they came from. A text is cut at special tokens, spaces become U+2581, and
-neighbouring pieces are merged, best score first, as long as the vocabulary knows the result. What is left unknown is
-spelt in byte tokens. Two other kinds look for whole pieces: the longest first (RWKV), or by their scores (PLaMo 2).
+neighbouring pieces are merged, best score first, as long as the vocabulary has the result. Unknown characters are spelt
+in byte tokens. Two other kinds look for whole pieces: the longest first (RWKV), or by their scores (PLaMo 2).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 
 class SpecialSplitter:
-    """Finds special tokens in texts: the leftmost first, and there the longest.
+    """Finds special tokens in texts: the leftmost first, and of several at one place the longest.
 
     The same rule as the `tokenizers` library, whose vocabularies the models were trained with. llama.cpp looks for
-    the longest token of the whole text first; the two differ only where spellings overlap in part.
+    the longest token of the whole text first; the two differ only if spellings overlap in part.
     """
 
     def __init__(self, ids: Mapping[str, int]) -> None:
@@ -77,14 +77,14 @@ class SpecialSplitter:
         return None
 
 
-# Unicode's, of which Python's has four control characters more.
+# Unicode's white space; Python's has four control characters more.
 _WHITE_SPACE = "".join(chr(code) for code in range(0x3001) if chr(code).isspace() and not 0x1C <= code <= 0x1F)
 _CACHED_CHUNKS = 1 << 14
 _CACHED_CHUNK_CHARACTERS = 48
 
 
 class CuttingTokenizer(VocabularyTokenizer):
-    """Cuts a text at special tokens, and encodes what stands between them."""
+    """Cuts a text at special tokens, and encodes the pieces between them."""
 
     def __init__(self, vocabulary: Vocabulary, rules: SpecialRules, *, strips_leading_space: bool = False) -> None:
         super().__init__(vocabulary, rules, strips_leading_space=strips_leading_space)
@@ -103,15 +103,15 @@ class CuttingTokenizer(VocabularyTokenizer):
         return ids
 
     def _encode_piece(self, text: str) -> list[int]:
-        """Ids of a text without special tokens."""
+        """The ids of a text without special tokens."""
         raise NotImplementedError
 
 
 class SpmTokenizer(CuttingTokenizer):
     """Merge by score with a heap: the best score first, the leftmost of equals (sources: SentencePiece, llama.cpp).
 
-    Control, unknown and byte tokens are never the result of a merge, so a text cannot smuggle them in. White space that
-    follows one of `stripping_ids` is no part of the text.
+    Control, unknown and byte tokens are never the result of a merge, so a text cannot smuggle them in. White space
+    after one of `stripping_ids` is dropped.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class SpmTokenizer(CuttingTokenizer):
         self._byte_ids = _find_byte_ids(vocabulary, unknown_id)
         self._unknown_id = unknown_id if unknown_id is not None else -1  # only used when there are no byte tokens
         # If no piece has a space mark after another character, nothing merges across the start of a word, and a text
-        # may be merged word by word, most words from the cache. Merges elsewhere do not change, so neither do the ids.
+        # may be merged word by word, most words from the cache. The merges are the same, so the ids are, too.
         self._words_are_apart = not any(SPACE_MARK in piece.lstrip(SPACE_MARK) for piece in self._pieces)
         self._merge_cached = lru_cache(maxsize=_CACHED_CHUNKS)(self._merge)
 
@@ -166,7 +166,7 @@ class SpmTokenizer(CuttingTokenizer):
         """Ids of a piece of text without special tokens, spaces already marked.
 
         Symbol i starts as character i; `lengths[i]` is 0 once it was merged into its left neighbour. A heap entry is
-        (-score, left, right, length): it is stale when one of the two is gone or has grown.
+        (-score, left, right, length): it is stale if one of the two is gone or has grown.
         """
         pieces, count = self._pieces, len(word)
         lengths = [1] * count
@@ -209,12 +209,12 @@ class SpmTokenizer(CuttingTokenizer):
         return tuple(ids)
 
     def _spell(self, text: str) -> list[int]:
-        """A character that is no piece: its bytes' tokens, or the unknown token where the vocabulary has no bytes."""
+        """Spell a character that is no piece: the tokens of its bytes, or the unknown token if there are none."""
         return [self._byte_ids[byte] for byte in text.encode()] if self._byte_ids else [self._unknown_id]
 
 
 class LongestTokenizer(CuttingTokenizer):
-    """From the left the longest token that the bytes of a text go on with, as RWKV does (source: llama.cpp)."""
+    """Takes from the left the longest token that the bytes of a text begin with, as RWKV does (source: llama.cpp)."""
 
     def __init__(self, vocabulary: Vocabulary, rules: SpecialRules, unknown_id: int | None) -> None:
         super().__init__(vocabulary, rules)
@@ -237,9 +237,9 @@ class LongestTokenizer(CuttingTokenizer):
 
 
 class BestPathTokenizer(CuttingTokenizer):
-    """Of all ways to cut a text into pieces the one whose scores add up to the most, as PLaMo 2 does.
+    """Cuts a text into the pieces with the largest sum of scores, as PLaMo 2 does.
 
-    Scores count in ten-thousandths, a character that no piece begins with loses 1,000 and is spelt in bytes, and of
+    Scores count in ten-thousandths, a character that no piece begins with costs 1,000 and is spelt in bytes, and of
     equal ways the one with the longer first piece wins (source: llama.cpp).
     """
 
@@ -295,12 +295,12 @@ def _list_lengths(pieces: Mapping[_Text, object]) -> dict[_Text, tuple[int, ...]
 
 
 def _round_half_up(number: float) -> int:
-    """The nearest whole number, of two the one farther from 0."""
+    """Round to the nearest whole number, halves away from 0."""
     return math.floor(number + 0.5) if number >= 0 else math.ceil(number - 0.5)
 
 
 def _find_byte_ids(vocabulary: Vocabulary, unknown_id: int | None) -> list[int]:
-    """The token of each byte, or an empty list if the vocabulary spells none; bytes it lacks are unknown."""
+    """The token of each byte, the unknown token for missing ones; an empty list if the vocabulary has no bytes."""
     found: dict[int | None, int] = {}
     for index in vocabulary.list_ids(TokenType.BYTE):
         found.setdefault(parse_byte_token(vocabulary.texts[index]), index)
@@ -359,7 +359,7 @@ class SentencePieceModel:
 
 
 def parse_sentencepiece_model(data: bytes, name: str) -> SentencePieceModel:
-    """The model in `data`; `name` is what errors call it. Raises TokenizerError for anything malformed."""
+    """Parse the model in `data`; errors call it `name`. Raises TokenizerError for anything malformed."""
     try:
         return _parse_model(data, name)
     except (struct.error, IndexError, UnicodeDecodeError, ValueError) as error:
@@ -403,7 +403,7 @@ def _parse_model(data: bytes, name: str) -> SentencePieceModel:
 
 
 def hide_repeats(data: bytes) -> bytes:
-    """The same model for the library, which refuses a piece that comes twice: the later ones are unused and renamed."""
+    """Rename later repeats of pieces and mark them unused, as the library refuses a piece that comes twice."""
     taken: set[bytes] = set()
     written: list[bytes] = []
     for field, value in _read_fields(data):
@@ -411,7 +411,7 @@ def hide_repeats(data: bytes) -> bytes:
             text = _as_bytes(dict(_read_fields(value)).get(1, b""))
             if text in taken:
                 name = b"[REPEATED_%d]" % len(written)
-                # Of two values of one field the later one counts: the name, and the type.
+                # Of two values of one field the later one counts: this overrides the name and the type.
                 value += b"\x0a" + _write_varint(len(name)) + name + b"\x18%c" % TokenType.UNUSED
             taken.add(text)
         tag = _write_varint(field << 3 | (_BYTES if isinstance(value, bytes) else _VARINT))
@@ -480,7 +480,7 @@ _NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
 class SentencePieceTokenizer(VocabularyTokenizer):
     """Encodes with the `sentencepiece` library.
 
-    `prefix_every_part`: text after a special token starts a word again, as at the start of the whole text.
+    `prefix_every_part`: text after a special token begins a new word, as at the start of the whole text.
     """
 
     def __init__(
@@ -520,7 +520,7 @@ def list_model_tokens(
 ) -> tuple[list[str], list[TokenType]]:
     """Spellings and types of all tokens: the model's pieces, the added ones, and fillers up to `vocab_size`.
 
-    User-defined pieces are spelt with plain spaces, as they stand in texts.
+    User-defined pieces are spelt with plain spaces, as in texts.
     """
     texts = [
         piece.replace(SPACE_MARK, " ") if kind is TokenType.USER_DEFINED else piece
@@ -539,7 +539,7 @@ def make_model_vocabulary(
 
 
 def check_whitespace_rules(model: SentencePieceModel, name: str) -> None:
-    """Raises TokenizerError for the ways of writing spaces that decoding here does not know."""
+    """Raise TokenizerError for ways of writing spaces that decoding does not support."""
     if model.whitespace_as_suffix:
         raise TokenizerError(f"{name}: treat_whitespace_as_suffix is not supported")
     if not model.escape_whitespaces:

@@ -1,6 +1,6 @@
-"""Reads what a `tokenizer.json` says beyond encoding: its tokens with types, how it spells bytes, how it cuts words.
+"""Reads parts of a `tokenizer.json`: its tokens with types, its spelling of bytes, its patterns for cutting words.
 
-The `tokenizers` library encodes with the file but does not show these parts. Gets the parsed JSON; knows no folder.
+The `tokenizers` library encodes with the file but does not show these parts. Takes the parsed JSON; knows no folder.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from mlxr.tokenizers.vocabulary import (
 )
 
 Part = Mapping[str, object]
-LOWEST_SCORE = -1e6  # of tokens that no text becomes; below every real score, and exact as a 32-bit number
+LOWEST_SCORE = -1e6  # the score of tokens that no text becomes; below every real score, and exact in 32 bits
 KINDS = ("BPE", "Unigram", "WordPiece")
 MAX_GROWTH = 64  # characters that normalisers may make of one
-# Ways of spelling that byte-level and SentencePiece vocabularies do not have, and encoding by chance. The library does
-# not check the first against the merges, so they must be refused before it sees the file.
+# Spellings that byte-level and SentencePiece vocabularies do not have, and random encoding (dropout). The library does
+# not check the spellings against the merges, so they must be refused before it reads the file.
 _REFUSED_FEATURES = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
 
 
 class TokenizerJson:
-    """The parts of a tokenizer.json; `name` is what errors call the file. Raises TokenizerError for malformed parts."""
+    """The parts of a tokenizer.json; `name` is the file's name in errors. Raises TokenizerError for malformed parts."""
 
     def __init__(self, data: Part, name: str) -> None:
         self.name = name
@@ -50,12 +50,12 @@ class TokenizerJson:
 
     @property
     def byte_fallback(self) -> bool:
-        """Whether unknown characters are spelt in byte tokens."""
+        """True if unknown characters are spelt in byte tokens."""
         return bool(self.model.get("byte_fallback"))
 
     @property
     def ignore_merges(self) -> bool:
-        """Whether a word that is a token as a whole becomes it, whatever the merges say."""
+        """True if a word that is a token as a whole becomes it, whatever the merges are."""
         return bool(self.model.get("ignore_merges"))
 
     @property
@@ -67,7 +67,7 @@ class TokenizerJson:
         return value if isinstance(value, str) else None
 
     def find_spelling(self) -> Spelling:
-        """How tokens spell bytes; raises TokenizerError for a decoder that is not known."""
+        """Return the tokens' spelling of bytes; raises TokenizerError for an unknown decoder."""
         kinds = {str(part.get("type")) for part in self.decoders}
         if self.kind == "WordPiece":
             return Spelling.WORD_PIECE
@@ -82,7 +82,7 @@ class TokenizerJson:
         )
 
     def strips_leading_space(self) -> bool:
-        """Whether decoding takes off the space before the first word."""
+        """True if decoding removes the space before the first word."""
         if self.kind == "WordPiece":
             return True
         for part in self.decoders:
@@ -128,7 +128,7 @@ class TokenizerJson:
         return texts, types
 
     def list_scores(self, count: int) -> list[float]:
-        """The scores of the first `count` tokens of a Unigram; of those that it has not a very low one."""
+        """The scores of the first `count` tokens of a Unigram; a very low one for tokens without a score."""
         entries = self._read_list(self.model, "vocab")
         scores = [entry[1] if isinstance(entry, list) and len(entry) == 2 else None for entry in entries][:count]
         for index, score in enumerate(scores):
@@ -148,13 +148,13 @@ class TokenizerJson:
         return merges
 
     def _check_growth(self) -> None:
-        """Refuse replacements that, one after another, make very much of one character."""
+        """Refuse replacements that, one after another, can turn one character into very long text."""
         growth = 1.0
         for part in self.normalizers:
             if part.get("type") == "Replace":
                 pattern, content = read_replacement(part)
                 added = len(content) if isinstance(content, str) else 0
-                # A regular expression may match nothing, so its replacement can come beside every character.
+                # A regular expression may match the empty text, so its replacement can come beside every character.
                 growth *= max(1.0, added / len(pattern) if pattern else 1.0 + added)
         if growth > MAX_GROWTH:
             raise TokenizerError(
@@ -162,7 +162,7 @@ class TokenizerJson:
             )
 
     def _check_post_processor(self, part: Part | None) -> None:
-        """Refuse a template with a special token that it does not define, which the library would not survive."""
+        """Refuse a template with a special token that it does not define, which would crash the library."""
         for step in _flatten(part, "processors"):
             defined = step.get("special_tokens")
             for name in ("single", "pair"):
@@ -194,7 +194,7 @@ class TokenizerJson:
 
 
 def adds_prefix(metaspace: Part) -> bool:
-    """Whether a Metaspace part writes a space before the first word."""
+    """Return True if a Metaspace part puts a space before the first word."""
     return metaspace.get("prepend_scheme", "always" if metaspace.get("add_prefix_space", True) else "never") != "never"
 
 
@@ -219,14 +219,14 @@ def _read_pattern(part: Part, kind: str) -> str | None:
 
 
 def read_replacement(part: Part) -> tuple[str | None, object]:
-    """What a Replace normaliser replaces (plain strings only), and by what."""
+    """Return the text that a Replace normaliser replaces (plain strings only), and its replacement."""
     return _read_pattern(part, "String"), part.get("content")
 
 
 def list_split_patterns(pre_tokenizers: Sequence[Part], gpt2_pattern: str, name: str) -> tuple[str, ...]:
     """The patterns by which byte-level pre-tokenizers cut a text, in order.
 
-    Raises TokenizerError naming a part that no pattern says, or that does more than cut.
+    Raises TokenizerError naming a part that has no equivalent pattern, or that does more than cut.
     """
     patterns: list[str] = []
     for part in pre_tokenizers:
@@ -246,6 +246,6 @@ def list_split_patterns(pre_tokenizers: Sequence[Part], gpt2_pattern: str, name:
 
 
 def _only_cuts(split: Part) -> bool:
-    """Matches become words and nothing is lost: isolated, or everything between matches removed (there is nothing)."""
+    """Return True if all text becomes words: matches isolated, or the text between them (none) removed."""
     behavior, inverted = split.get("behavior"), bool(split.get("invert"))
     return (behavior == "Isolated" and not inverted) or (behavior == "Removed" and inverted)

@@ -1,12 +1,12 @@
-"""What every tokenizer is to its callers, and a checked vocabulary: every token's spelling, type and bytes, the tokens
-with a role, and the way back to text, also as tokens come.
+"""The interface of all tokenizers, and a checked vocabulary: every token's spelling, type and bytes, the tokens with a
+role, and decoding, also token by token.
 
 Ids are positions in the vocabulary; bytes are UTF-8, possibly cut inside a character.
 
 Both spellings of bytes are known here: byte-level (each byte one printable character, as in GPT-2) and
-SentencePiece's (U+2581 for a space, <0x0A> for a byte). WordPiece marks tokens that go on with a word (##), RWKV's
-vocabularies escape bytes. Knows
-nothing of merges, nor of where the lists came from: a subclass of `VocabularyTokenizer` says how a text becomes ids.
+SentencePiece's (U+2581 for a space, <0x0A> for a byte). WordPiece marks tokens that continue a word (##), RWKV's
+vocabularies escape bytes. Knows nothing of merges, nor of the source of the lists: a subclass of `VocabularyTokenizer`
+turns a text into ids.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from mlxr.core.errors import InvalidRequest, TokenizerError
 
 
 class TokenType(IntEnum):
-    """What a token is; numbered as in GGUF's `tokenizer.ggml.token_type` and SentencePiece's `Type`."""
+    """The type of a token; numbered as in GGUF's `tokenizer.ggml.token_type` and SentencePiece's `Type`."""
 
     NORMAL = 1
-    UNKNOWN = 2  # stands for what the vocabulary cannot spell
+    UNKNOWN = 2  # stands for text that the vocabulary cannot spell
     CONTROL = 3  # steers the model; never part of a text unless asked for
     USER_DEFINED = 4  # found in a text before everything else, and written out like text
     UNUSED = 5  # fills a gap in the numbering
@@ -40,8 +40,8 @@ HIDDEN_TYPES = frozenset({TokenType.UNKNOWN, TokenType.CONTROL})
 class Tokenizer(Protocol):
     """Text to token ids and back. Safe to use from several threads at once.
 
-    `eos_ids` are all tokens that end an answer. `add_bos` and `add_eos` say what `encode` puts around a text.
-    `strips_leading_space`: the vocabulary writes a space before the first word of a text, which decoding takes off.
+    `eos_ids` are all tokens that end an answer. With `add_bos` and `add_eos`, `encode` puts these around a text.
+    `strips_leading_space`: the vocabulary puts a space before the first word of a text, which decoding removes.
     """
 
     vocab_size: int
@@ -53,27 +53,27 @@ class Tokenizer(Protocol):
     strips_leading_space: bool
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Token ids of `text`.
+        """Return the token ids of `text`.
 
-        `add_special` puts BOS and EOS around it where the vocabulary wants them; `parse_special` reads control
-        tokens written in the text as such, otherwise they are plain characters. Raises InvalidRequest for text that
-        is not Unicode (half of a surrogate pair).
+        `add_special` puts BOS and EOS around it if the vocabulary wants them; `parse_special` reads control tokens
+        written in the text as such, otherwise they are plain characters. Raises InvalidRequest for text that is not
+        Unicode (half of a surrogate pair).
         """
         ...
 
     def encode_all(
         self, texts: Sequence[str], *, add_special: bool = True, parse_special: bool = False
     ) -> list[list[int]]:
-        """`encode` of each text; a library does all of them at once, and lets go of the interpreter meanwhile."""
+        """`encode` of each text; a library does all of them at once, and releases the interpreter lock meanwhile."""
         ...
 
     def cut(self, ids: Sequence[int], limit: int, /) -> list[int]:
-        """At most `limit` of the ids that `encode` gave: of a text that is too long, its end, but not the end token."""
+        """At most `limit` of the ids from `encode`: a text that is too long loses its end, but not the end token."""
 
     def join_pair(self, first: Sequence[int], second: Sequence[int], limit: int, /) -> tuple[list[int], int | None]:
-        """Two texts as one input of at most `limit` tokens, and where the second one begins if its tokens have a type.
+        """Join two texts to one input of at most `limit` tokens; also returns the start of the second if it has a type.
 
-        They are encoded without what goes around a text. The longer one is cut first. Raises InvalidRequest where there
+        Both are encoded without the tokens around a text. The longer one is cut first. Raises InvalidRequest if there
         is no room for both.
         """
         ...
@@ -83,19 +83,19 @@ class Tokenizer(Protocol):
         ...
 
     def token_bytes(self, token_id: int, /) -> bytes:
-        """Exactly the bytes that the token adds to a text; a special token's are its spelling."""
+        """The exact bytes that the token adds to a text; those of a special token are its spelling."""
         ...
 
     def token_text(self, token_id: int, /) -> str:
-        """The token as the vocabulary spells it; raises TokenizerError for an id outside the vocabulary."""
+        """The vocabulary's spelling of the token; raises TokenizerError for an id outside the vocabulary."""
         ...
 
     def token_id(self, text: str, /) -> int | None:
-        """The token that the vocabulary spells so, or None."""
+        """The token with that spelling, or None."""
         ...
 
     def is_special(self, token_id: int, /) -> bool:
-        """Whether the token is hidden from readers (control and unknown tokens)."""
+        """Return True if the token is hidden from readers (control and unknown tokens)."""
         ...
 
 
@@ -103,16 +103,16 @@ _LONGEST_CHARACTER_BYTES = 4
 
 
 class ByteVocabulary(Protocol):
-    """What the detokenizer needs of a tokenizer."""
+    """The parts of a tokenizer that the detokenizer uses."""
 
     strips_leading_space: bool
 
     def token_bytes(self, token_id: int, /) -> bytes:
-        """Exactly the bytes that the token adds to a text."""
+        """The exact bytes that the token adds to a text."""
         ...
 
     def is_special(self, token_id: int, /) -> bool:
-        """Whether the token is hidden from readers."""
+        """Return True if the token is hidden from readers."""
         ...
 
 
@@ -120,7 +120,7 @@ class Detokenizer:
     """Turns one answer's tokens into text. One per answer; not for several threads at once.
 
     `prompt_ids` are the tokens before the answer. The space that a SentencePiece vocabulary writes before the first
-    word of a text is taken off only if nothing but special tokens comes before it: in the middle a space is a space.
+    word of a text is removed only if nothing but special tokens comes before it; elsewhere a space stays.
     If the prompt ends inside a character, the answer's first bytes complete it, and the whole character is returned.
     """
 
@@ -139,7 +139,7 @@ class Detokenizer:
         self._decoder.decode(_find_open_character(tail))
 
     def fork(self) -> Detokenizer:
-        """Return one more in the same state, which goes its own way."""
+        """Return an independent copy in the same state."""
         other = copy(self)
         other._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         other._decoder.setstate(self._decoder.getstate())
@@ -157,7 +157,7 @@ class Detokenizer:
         return self._decoder.decode(part)
 
     def flush(self) -> str:
-        """What is left at the end: U+FFFD for a character that never was completed, or nothing."""
+        """Return the rest at the end: U+FFFD for a character that was not completed, or nothing."""
         return self._decoder.decode(b"", final=True)
 
 
@@ -175,7 +175,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _ESCAPE = re.compile(rb"\\(x[0-9a-f]{2}|.)", re.DOTALL)
 _ESCAPED = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
 
-# Names of tokens that end an answer whatever the file says of them; the files often name only one of several.
+# Names of tokens that always end an answer, whatever the file says; files often name only one of several.
 _END_NAMES = (
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|calls|> <|flush|> <end_of_turn> <|endoftext|> </s> <|eom_id|> "
     "<EOT> [EOT] <turn|> <|tool_response> <|end_of_text|> <end_of_utterance> <eos> <｜end▁of▁sentence｜>"
@@ -183,12 +183,12 @@ _END_NAMES = (
 
 
 class Spelling(StrEnum):
-    """How a vocabulary writes bytes that are not plain letters."""
+    """A vocabulary's way to write bytes that are not plain letters."""
 
     BYTE_LEVEL = "byte-level"
     SPACE_MARK = "space-mark"
     WORD_PIECE = "word-piece"
-    PLAIN = "plain"  # as they are
+    PLAIN = "plain"  # unchanged
     ESCAPED = "escaped"  # as in a literal of Python, so that a token may be a part of a character (RWKV)
 
 
@@ -203,7 +203,7 @@ def list_byte_characters() -> list[str]:
 
 
 def _read_escape(match: re.Match[bytes]) -> bytes:
-    """The byte that an escape stands for; that of any other character stands for itself."""
+    """Return the byte that an escape stands for; any other character stands for itself."""
     kind = match[1]
     return bytes([int(kind[1:], 16)]) if len(kind) > 1 else _ESCAPED.get(kind, kind)
 
@@ -224,10 +224,10 @@ class AddedSpelling:
 
 
 class Vocabulary:
-    """Spellings, types and bytes of all tokens. Raises TokenizerError when the lists contradict themselves.
+    """Spellings, types and bytes of all tokens. Raises TokenizerError if the lists contradict each other.
 
-    Files have some spellings twice. Both tokens are read back as that text; a text becomes the first of them that is
-    in use, which `ids` has, and no text becomes a control token where only one that is none was meant.
+    Files have some spellings twice. Both tokens decode to that text; the text encodes to the first of them in use,
+    which is in `ids`, and not to a control token if only an ordinary token was meant.
     """
 
     def __init__(self, texts: Sequence[str], types: Sequence[TokenType], spelling: Spelling) -> None:
@@ -242,7 +242,7 @@ class Vocabulary:
         self.types = list(types)
         self.spelling = spelling
         self.ids = dict(zip(reversed(self.texts), reversed(range(len(texts))), strict=True))
-        self.firsts: dict[int, int] = {}  # of each token that repeats the spelling of one before it, that one
+        self.firsts: dict[int, int] = {}  # each token that repeats an earlier spelling, and the earlier token
         if len(self.ids) < len(self.texts):
             self._find_firsts()
         self._byte_values = {character: byte for byte, character in enumerate(list_byte_characters())}
@@ -252,11 +252,11 @@ class Vocabulary:
         return len(self.texts)
 
     def take_firsts(self, ids: list[int]) -> list[int]:
-        """`ids` with the first token of its spelling for each that repeats one."""
+        """Return `ids` with every repeat replaced by the first token of its spelling."""
         return [self.firsts.get(index, index) for index in ids] if self.firsts else ids
 
     def _find_firsts(self) -> None:
-        """Let the first token in use count for every spelling. Those that are read back otherwise do not repeat it."""
+        """Make the first token in use count for every spelling. Tokens that decode differently are no repeats."""
         seen: dict[tuple[str, bool, bool], int] = {}
         for index in sorted(range(len(self.texts)), key=lambda index: self.types[index] is TokenType.UNUSED):
             text, kind = self.texts[index], self.types[index]
@@ -266,13 +266,13 @@ class Vocabulary:
         self.ids = {text: index for (text, _, _), index in reversed(seen.items())}
 
     def check_id(self, token_id: int) -> int:
-        """`token_id` itself; raises TokenizerError when it is outside the vocabulary."""
+        """Return `token_id`; raises TokenizerError if it is outside the vocabulary."""
         if not 0 <= token_id < len(self.texts):
             raise TokenizerError(f"token id {token_id} is outside the vocabulary of {len(self.texts)} tokens")
         return token_id
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Exactly the bytes the token adds to a text; nothing for a gap in the numbering."""
+        """The exact bytes that the token adds to a text; none for a gap in the numbering."""
         known = self._bytes[self.check_id(token_id)]
         if known is None:
             known = self._bytes[token_id] = self._spell_bytes(self.texts[token_id], self.types[token_id])
@@ -302,7 +302,7 @@ class Vocabulary:
         )
 
     def is_special(self, token_id: int) -> bool:
-        """Whether the token is hidden from readers."""
+        """Return True if the token is hidden from readers."""
         return self.types[self.check_id(token_id)] in HIDDEN_TYPES
 
     def list_ids(self, *kinds: TokenType) -> list[int]:
@@ -332,7 +332,7 @@ def add_spellings(
 
 
 def mark_control_tokens(texts: Sequence[str], types: list[TokenType], role_ids: Sequence[int | None]) -> None:
-    """Turn normal tokens into control tokens, in place, where only a careless file would call them normal.
+    """Turn normal tokens that should be control tokens into these, in place.
 
     These are the tokens with a role (BOS, EOS, ...) and known end markers, if they also look like markers: a model
     whose end token is a newline must still be able to read newlines.
@@ -357,8 +357,8 @@ def _looks_like_marker(text: str, roles: set[int], index: int) -> bool:
 def find_end_ids(vocabulary: Vocabulary, named: Sequence[int | None]) -> frozenset[int]:
     """All tokens that end an answer: those the files name, and control tokens known for it.
 
-    Where a vocabulary has markers for the end of a message beside those for the end of an answer (<|end|> with
-    <|return|> and <|call|>, or with <|flush|> and <|calls|>), the former do not count, whatever the files say.
+    If a vocabulary has markers for the end of a message beside those for the end of an answer (<|end|> with <|return|>
+    and <|call|>, or with <|flush|> and <|calls|>), the former do not count, whatever the files say.
     """
     markers = TokenType.CONTROL, TokenType.USER_DEFINED
     names = frozenset(_END_NAMES.split())
@@ -373,9 +373,9 @@ def find_end_ids(vocabulary: Vocabulary, named: Sequence[int | None]) -> frozens
 
 @dataclass(frozen=True, slots=True)
 class SpecialRules:
-    """Tokens with a role, and what goes around a text.
+    """Tokens with a role, and those around a text.
 
-    `prefix_ids` and `suffix_ids` are what `encode(add_special=True)` writes; usually BOS and nothing.
+    `prefix_ids` and `suffix_ids` are added by `encode(add_special=True)`; usually BOS and nothing.
     """
 
     bos_id: int | None = None
@@ -383,12 +383,12 @@ class SpecialRules:
     pad_id: int | None = None
     prefix_ids: tuple[int, ...] = ()
     suffix_ids: tuple[int, ...] = ()
-    between_ids: tuple[int, ...] = ()  # of two texts that are one input
-    second_type: int = 0  # of the tokens of the second one, of which encoders may have embeddings
+    between_ids: tuple[int, ...] = ()  # between two texts in one input
+    second_type: int = 0  # the type of the second text's tokens, for which encoders may have embeddings
 
 
 class VocabularyTokenizer(ABC):
-    """A tokenizer over a `Vocabulary`; see `Tokenizer` for what each method promises."""
+    """A tokenizer over a `Vocabulary`; see `Tokenizer` for the methods."""
 
     def __init__(self, vocabulary: Vocabulary, rules: SpecialRules, *, strips_leading_space: bool) -> None:
         for token_id in (rules.bos_id, rules.pad_id, *rules.eos_ids, *rules.prefix_ids, *rules.suffix_ids):
@@ -403,7 +403,7 @@ class VocabularyTokenizer(ABC):
 
     @abstractmethod
     def _encode_text(self, text: str, parse_special: bool) -> list[int]:
-        """Ids of a text that is not empty, without BOS and EOS."""
+        """The ids of a text that is not empty, without BOS and EOS."""
 
     def _encode_texts(self, texts: Sequence[str], parse_special: bool) -> list[list[int]]:
         return [self._encode_text(text, parse_special) for text in texts]
@@ -423,7 +423,7 @@ class VocabularyTokenizer(ABC):
         return [[*self.rules.prefix_ids, *one, *self.rules.suffix_ids] for one in ids] if add_special else ids
 
     def cut(self, ids: Sequence[int], limit: int) -> list[int]:
-        """The first `limit` of `ids`; what goes behind every text stays at its end. See `Tokenizer.cut`."""
+        """The first `limit` of `ids`; the tokens after every text stay at the end. See `Tokenizer.cut`."""
         suffix = self.rules.suffix_ids
         if len(ids) <= limit or len(suffix) >= limit or tuple(ids[len(ids) - len(suffix) :]) != suffix:
             return list(ids[:limit])
@@ -457,19 +457,19 @@ class VocabularyTokenizer(ABC):
         return b"".join(parts).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int, /) -> bytes:
-        """Exactly the bytes that the token adds to a text."""
+        """The exact bytes that the token adds to a text."""
         return self.vocabulary.token_bytes(token_id)
 
     def token_text(self, token_id: int, /) -> str:
-        """The token as the vocabulary spells it."""
+        """The vocabulary's spelling of the token."""
         return self.vocabulary.texts[self.vocabulary.check_id(token_id)]
 
     def token_id(self, text: str, /) -> int | None:
-        """The token that the vocabulary spells so, or None."""
+        """The token with that spelling, or None."""
         return self.vocabulary.ids.get(text)
 
     def is_special(self, token_id: int, /) -> bool:
-        """Whether the token is hidden from readers."""
+        """Return True if the token is hidden from readers."""
         return self.vocabulary.is_special(token_id)
 
 
@@ -485,7 +485,7 @@ def _check_unicode(text: str) -> None:
 def surround_ids(
     bos_id: int | None, eos_id: int | None, add_bos: bool, add_eos: bool, source: str
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What goes before and after a text. Raises TokenizerError if a token is wanted that `source` does not name."""
+    """The tokens before and after a text. Raises TokenizerError if one is wanted that `source` does not name."""
     if add_bos and bos_id is None:
         raise TokenizerError(f"{source} wants a BOS token before every text but names none")
     if add_eos and eos_id is None:
