@@ -56,8 +56,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="module", autouse=True)
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where models are that have no folder said: whoever runs the tests may have some, and one of these would answer
-    where none is named.
+    """An empty folder for models if a test names none: whoever runs the tests may have models, and one of these would
+    answer a request that names no model.
     """
     folder = tmp_path_factory.mktemp("data")
     os.environ["XDG_DATA_HOME"] = str(folder)

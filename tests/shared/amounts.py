@@ -1,4 +1,4 @@
-"""How much the longest tests do: all with `--exhaustive`, a sixth with `--thorough`, as in CI, else an eighth."""
+"""Sizes of the longest tests: everything with `--exhaustive`, a sixth with `--thorough`, as in CI, else an eighth."""
 
 from __future__ import annotations
 

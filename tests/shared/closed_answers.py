@@ -144,7 +144,7 @@ def read_bytes(given: Completion) -> tuple[object, ...]:
 
 
 def is_whole(llm: LLM, case: Case, given: Completion) -> bool:
-    """Whether the answer may end where it does, by its grammar."""
+    """Return True if the answer may end where it does, by its grammar."""
     constraint = llm._session._preparation.prepare(case.request).request.constraint
     assert constraint is not None
     tokenizer = llm._session.tokenizer

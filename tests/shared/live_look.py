@@ -16,7 +16,7 @@ class Look:
         assert self.first.is_first
 
     def read(self) -> Change:
-        """What has happened since the last time."""
+        """Return the changes since the last call."""
         before, self._last = self._last, self._engine.live.read(self._work)
         assert not self._last.is_first
         return compare(before, self._last, 1.0, 1.0)

@@ -1,4 +1,4 @@
-"""What the ledger of a context counted, for tests."""
+"""Calls that the ledger of a context counted, for tests."""
 
 from __future__ import annotations
 
