@@ -152,7 +152,7 @@ class Saved:
 
 @contextmanager
 def saving(page: Page) -> Iterator[Saved]:
-    """What is saved in the block; it is there behind it."""
+    """Yield a file that is filled in, at the end of the block, with what the page saved in it."""
     saved = Saved()
     if IS_FIREFOX:
         before = page.evaluate("() => window.saved.length")

@@ -119,7 +119,7 @@ def page(visit: Visit) -> Page:
 
 @pytest.fixture
 def find_violations() -> Callable[[Page], list[str]]:
-    """What axe-core finds wrong in a page, on every level."""
+    """A function that lists the violations that axe-core finds in a page, on every level."""
     if not AXE.exists():
         pytest.skip(f"{AXE.relative_to(ROOT)} is not there; `npm ci` in web/ installs it")
     program = AXE.read_text()

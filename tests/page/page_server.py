@@ -38,7 +38,7 @@ class PageServer:
 
     @property
     def url(self) -> str:
-        """Where it is, without a slash at the end."""
+        """The server's address, without a slash at the end."""
         return f"http://127.0.0.1:{self.port}"
 
     @property

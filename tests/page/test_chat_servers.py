@@ -1,4 +1,4 @@
-"""What the server does for a conversation beside answering: tools of MCP servers are called, and PDFs become text."""
+"""The server helps a conversation beside answering: it calls tools of MCP servers and turns PDFs into text."""
 
 from __future__ import annotations
 

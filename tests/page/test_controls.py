@@ -79,7 +79,7 @@ def find_names(call: ast.Call) -> Iterator[tuple[str | None, re.Pattern[str]]]:
 
 
 def make_pattern(name: ast.expr) -> re.Pattern[str]:
-    """What a name in the source matches as a whole; the parts that are computed match anything."""
+    """Return a pattern for a whole name in the source; the parts that are computed match anything."""
     if isinstance(name, ast.Constant):
         return re.compile(re.escape(str(name.value)))
     if isinstance(name, ast.JoinedStr):

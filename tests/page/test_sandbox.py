@@ -1,4 +1,4 @@
-"""What runs in the sandbox of the page: diagrams are drawn, programs of a model answer; neither gets out."""
+"""The page's sandbox draws diagrams and runs programs of a model; neither gets out."""
 
 from __future__ import annotations
 
