@@ -147,7 +147,7 @@ def test_a_folder_that_takes_nothing(make_server: MakeServer, tmp_path: Path) ->
 
 
 def test_a_long_step_holds_up_no_figures(here: RunningServer) -> None:
-    """What `top`, the page and /metrics read comes while the engine computes, with the age of what it counts."""
+    """Figures for `top`, the page and /metrics come while the engine computes, and say how old they are."""
     (model,) = here.app.state.parts.pool.running()
     entered, opened = threading.Event(), threading.Event()
 

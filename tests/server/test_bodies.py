@@ -1,4 +1,4 @@
-"""What a body may hold: counted exactly, in pieces, before anything is made of it."""
+"""Bounds of a request's body: its parts are counted exactly, block by block, before it is parsed."""
 
 from __future__ import annotations
 

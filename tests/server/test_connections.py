@@ -1,4 +1,5 @@
-"""How many connections a server has, whom it closes for others, and what it tells of a lack."""
+"""Connections of a server: their bound, which ones it closes for others, and its log when it runs short of descriptors.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What web pages of others can reach, on every route there is: nothing that changes, costs or reveals anything.
+"""Web pages of others reach nothing, on any route, that changes, costs or reveals anything.
 
 The routes are read from the servers, so a new one is covered without a word here.
 """

@@ -38,7 +38,7 @@ START_S, PAGE_S = 60, 120
 
 
 def read_steps(text: str) -> list[tuple[str, str | None]]:
-    """What the shell does for each block that runs, and what its page says that it prints."""
+    """Return a shell command for each block that runs, with the output that its page shows, if any."""
     steps: list[tuple[str, str | None]] = []
     for language, body in BLOCK.findall(text):
         if language == "text":

@@ -103,7 +103,7 @@ def run(pool: CountingPool, talk: Callable[[Hub], Awaitable[None]], max_watchers
 
 
 def is_right(session: CountingSession) -> Callable[[LiveView], bool]:
-    """Whether a view knows as many steps as there were, after at least ten."""
+    """Return a check that a view has counted as many steps as the session, which must have made more than ten."""
     return lambda view: view.counters["steps"] == session.steps > 10
 
 

@@ -21,7 +21,7 @@ QUESTIONS = ("What does os.path.join do?", "What is json.dumps?", "How do I read
 
 @dataclass(frozen=True)
 class Answer:
-    """What a stream said: its text, the tokens in order as their spelling, and how many the server counted."""
+    """The contents of a stream: its text, each token's spelling in order, and the server's count of tokens."""
 
     text: str
     tokens: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What /metrics tells after known requests."""
+"""The numbers in /metrics after known requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens around answers: clients that go, deadlines, full queues, draining, failures, admin, logs."""
+"""Events around answers: clients that go, deadlines, full queues, draining, failures, admin, logs."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def client(running: RunningServer) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def wanted(files: Path) -> dict[str | None, str]:
-    """What the demo says with each adapter, computed without a server."""
+    """The demo's text with each adapter, computed without a server."""
     texts: dict[str | None, str] = {}
     paths = {"one": files / "one.gguf", "two": files / "two.gguf", "three": files / "three.gguf"}
     params = SamplingParams(max_tokens=12, temperature=0.0)
