@@ -88,7 +88,7 @@ class World:
     def fill(
         self, table: SequenceTable, tokens: Sequence[int], stop: int, snapshot: Snapshot = Snapshot.LASTING
     ) -> None:
-        """What the model does in a prepared table: the positions up to `stop`; then commit."""
+        """Write the positions up to `stop` of a prepared table, as a model would, and commit them."""
         start, hashes = table.length_tokens, hash_prefixes(tokens[:stop])
         for group, own in zip(self.groups, table.groups, strict=True):
             if not isinstance(own, PageTable):

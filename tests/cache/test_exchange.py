@@ -51,7 +51,7 @@ def bring(giver: World, taker: World, tokens: Sequence[int], max_bytes: int = 2*
 
 
 def names_lent(world: World, tokens: Sequence[int]) -> list[tuple[int, bytes]]:
-    """What somebody who has nothing would get."""
+    """Return the names of the pages that a replica without any would get."""
     exchange, names = exchange_of(world), name_pages(world, tokens)
     loan = exchange.lend(names, Lack(0, [[False] * len(names) for _ in world.groups]), 2**20)
     exchange.give_back(loan)

@@ -49,7 +49,7 @@ def open_store(folder: Path, entries: float, model: bytes = MODEL) -> PageStore:
 
 
 def holds(store: PageStore, number: int) -> bool:
-    """Whether a page is served; if so it must be the right one."""
+    """Return True if the store has a page, which must be the right one."""
     payload = store.read((0, key_of(number)))
     assert payload is None or np.array_equal(payload, payload_of(number))
     return payload is not None
