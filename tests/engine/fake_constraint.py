@@ -88,7 +88,7 @@ class FakeConstraint:
 def expect_constrained(
     prompt: Sequence[int], tokens: int, constraint: FakeConstraint | None, index: int = 0, **params: Any
 ) -> list[SampleResult]:
-    """What an answer must be, computed without an engine, a cache or a batch."""
+    """Compute the expected answer without an engine, a cache or a batch."""
     masks = None if constraint is None else MaskSource(constraint.fork(), VOCABULARY)
     sampler = Sampler(SamplingParams(**params), prompt, index, masks)
     history, answer = list(prompt), []

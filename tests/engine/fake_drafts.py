@@ -93,7 +93,7 @@ class EagerPlanner(Planner):
             model._rates.values = [1.0] * len(model._rates.values)
 
     def count(self, rows: int, seconds: float, answers: int | None = None, tokens: int = 0) -> None:
-        """What is measured changes nothing."""
+        """Ignore measurements."""
 
     def _choose(
         self, rates: Mapping[K, list[float]], answers: int, rows: int, room_rows: int, *, from_ahead: bool = False

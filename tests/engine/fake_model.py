@@ -120,7 +120,7 @@ class FakeModel:
 
 
 def advance_states(batch: RaggedBatch, states: Floats) -> None:
-    """What a recurrent layer does: from the state read, token by token, to the one written."""
+    """Stand in for a recurrent layer: advance the state that was read, token by token, to the one written."""
     states[batch.state_writes] = -1
     for sequence, (read, write) in enumerate(zip(batch.state_reads, batch.state_writes, strict=True)):
         start, stop = batch.query_starts[sequence : sequence + 2]

@@ -81,7 +81,7 @@ MACHINES = (H200, CPU_FLAT, CPU_STEEP, CPU_TILES)
 
 
 class Clock:
-    """What time it is, in seconds."""
+    """A virtual clock, in seconds, which adds noise, late runs and slow first runs to the costs it is given."""
 
     def __init__(self, seed: int) -> None:
         self.now, self._chance, self._met = 0.0, random.Random(seed), set[tuple[str, int]]()
@@ -109,7 +109,7 @@ class Texts:
         return text if position == 0 else random.Random(f"{self._seed} {text} {position}").randrange(VOCABULARY)
 
     def guess(self, text: int, position: int) -> int:
-        """What the draft model guesses for it."""
+        """Return the draft model's guess at a position of a text."""
         token = self.token(text, position)
         is_right = random.Random(f"right {self._seed} {text} {position}").random() < self._agrees(position)
         return token if is_right else (token + 1) % VOCABULARY
@@ -258,7 +258,7 @@ def measure_gain(
     tokens: int = 400,
     sureness: float = 0.1,
 ) -> float:
-    """How many times faster than without drafts: so many answers at a time, one batch after another, from the start."""
+    """Return how many times faster drafts make batches of answers, one batch after another, in a new engine."""
     seconds = []
     for most in (0, None):
         engine, clock, texts = make_simulation(machine, agrees, seed, sureness=sureness)

@@ -26,7 +26,7 @@ class FakePages:
 
 @dataclass
 class FakeTable:
-    """What is asked of a table: the pages of each group, and how many positions are written."""
+    """The parts of a table that batches read: the pages of each group, and how many positions are written."""
 
     paged: list[FakePages]
     length_tokens: int

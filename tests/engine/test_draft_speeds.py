@@ -1,4 +1,4 @@
-"""How much faster a draft model makes answers, by a clock that a table of costs moves: near the best that there is."""
+"""Drafts make answers nearly as much faster as is possible, by a clock that a table of costs moves."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_model_is_asked_again_once_it_is_right(machine: Machine) -> None:
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
 def test_the_model_is_left_once_it_is_wrong(machine: Machine) -> None:
-    """What half of an answer gained is not lost in the other half."""
+    """The gain in the first half of an answer is not lost in the second."""
     best = 2 / (1 + 1 / machine.best_gain(0.7, MOST_TOKENS))
     gain = measure_gain(machine, lambda place: 0.0 if place > 400 else 0.7, 1, batches=(1,), tokens=800)
     assert gain > 0.9 * best

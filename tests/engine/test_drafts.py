@@ -147,7 +147,7 @@ def test_lookup_goes_on_with_itself() -> None:
 
 
 def test_lookup_counts_how_often_it_is_right() -> None:
-    """Where it is wrong again and again its estimate falls, without any draft computed."""
+    """Its estimate falls as its guesses prove wrong, even while no draft is computed."""
     chance = random.Random(1)
     free, copied = Lookup([]), Lookup([])
     text = [chance.randrange(4) for _ in range(400)]
@@ -248,7 +248,7 @@ def test_a_step_that_fails_while_it_draws_ends_its_answers_alone(monkeypatch: py
 @pytest.mark.parametrize("right", [0.0, 0.5, 0.8, 1.0])
 @pytest.mark.parametrize("page_size", [4, 32])
 def test_states_begin_anew_where_a_draft_was_wrong(right: float, page_size: int) -> None:
-    """What was right is computed once more from the state before, with the next draft; nothing is written twice."""
+    """Right tokens are computed again from the state before, with the next draft; nothing is written twice."""
     expected = expect_greedy(PROMPT, 60)
     model = FakeModel(FakeConfig(cache_layers=(STATE, FULL)))
     engine = draft_eagerly(make_engine(model, page_size=page_size), right, 6)

@@ -256,7 +256,8 @@ def run_storm(seed: int, sizes: dict[str, int]) -> tuple[World, dict[int, float]
 
 @pytest.mark.parametrize("sizes", [{"max_sequences": 6}, {"max_sequences": 8, "pages": 72}])
 def test_nobody_is_overlooked_in_a_storm(sizes: dict[str, int]) -> None:
-    """Who comes more than 30 s later, by the clock that priorities shift, never begins before one that waits.
+    """A request that comes more than 30 s after a waiting one, by the clock that priorities shift, never begins before
+    it.
 
     So a request waits at most for those that were there and those that come within that time, which are as many as may
     wait; and each of them ends.

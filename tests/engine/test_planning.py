@@ -71,7 +71,7 @@ def test_what_cannot_pay_is_not_planned() -> None:
 
 
 def test_one_answer_of_several_gains_what_its_row_costs() -> None:
-    """Where a row costs as much as an answer more, drafts of one answer do not end the others sooner."""
+    """If one more row costs as much as one more answer, drafts for a single answer do not end the others sooner."""
     planner = Planner(4)
     for rows in range(2, 9):
         for _ in range(60):

@@ -1,4 +1,4 @@
-"""When pages run out: who gives them back, what is computed again, and that nobody notices in the answer."""
+"""Preemption when pages run out: who gives them back, what is computed again, and answers that stay the same."""
 
 from __future__ import annotations
 

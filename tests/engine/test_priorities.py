@@ -1,4 +1,6 @@
-"""Who goes first when not all can go: priorities, aging, deadlines, and a queue that says when to come back."""
+"""The order in which requests go when not all can: priorities, aging, deadlines, and a queue that says when to come
+back.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is served when: order, budgets, chunks, and nobody left out."""
+"""The order of service: order, budgets, chunks, and nobody left out."""
 
 from __future__ import annotations
 

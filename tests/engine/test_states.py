@@ -53,7 +53,7 @@ def count_files(folder: Path) -> int:
 
 
 def list_snapshots(engine: Engine) -> list[int]:
-    """Where there are snapshots, in tokens, apart from those that come once in so many."""
+    """List the positions of snapshots, in tokens, without those at regular distances."""
     places = sorted((entry.depth + 1) * PAGE for entry in engine.cache.groups[-1].index)
     return [place for place in places if place % engine._admission.spacing_tokens]
 
