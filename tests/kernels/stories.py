@@ -178,7 +178,7 @@ def round_story_to_q8(story: Story) -> Story:
 
 
 def _weigh_sinks(sinks: Floats | None, peak: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What sinks add to the sum of weights whose greatest score is `peak`."""
+    """Return what sinks add to the sum of weights whose greatest score is `peak`."""
     return np.zeros_like(peak) if sinks is None else np.exp(sinks.astype(np.float64)[:, None, None] - peak)
 
 

@@ -1,4 +1,4 @@
-"""What the native code counts is what it runs: kernels are named where they are chosen."""
+"""The native code counts what it runs: kernels are named where they are chosen."""
 
 from __future__ import annotations
 

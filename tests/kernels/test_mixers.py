@@ -138,7 +138,8 @@ def test_every_input_counts(name: str, isa: str) -> None:
 
 
 def is_read(ctx: Context, mixer: Mixer, inputs: Sequence[Floats], array: Floats, column: int, whole: Floats) -> bool:
-    """Whether a change of the last token's number in `column` shows in the last token, and nowhere else."""
+    """Return True if a change of the last token's number in `column` changes its result; no other token's may change.
+    """
     before = array[-1, column]
     array[-1, column] += 1
     changed, _ = run_parts(ctx, mixer, inputs, [6])

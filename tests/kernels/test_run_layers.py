@@ -53,7 +53,7 @@ Floats = NDArray[np.float32]
 
 @dataclass
 class Kind:
-    """What layers may differ in."""
+    """A kind of layer: all that layers may differ in."""
 
     weight_type: str = "q8_0"
     down_type: str | None = None  # else as the others
@@ -396,7 +396,7 @@ def test_the_ledger_says_whether_gate_and_up_were_activated_in_their_panels(
 
 
 def test_an_activation_that_no_product_reads_is_computed(cpu: Context) -> None:
-    """What is clamped goes to the rotation, so no product makes its rows in passing."""
+    """Clamped values go to the rotation, so no product makes its rows in passing."""
     batch, table = make_batch([75], [0]), build_table(96, DIM, 10000.0, interleaved=False)
     stream = np.random.default_rng(9).standard_normal((75, HIDDEN)).astype(np.float32)
     found = []

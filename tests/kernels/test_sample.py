@@ -54,7 +54,7 @@ def draw_everywhere(logits: Floats, **fields: Any) -> SampleResult:
 
 
 def count_draws(ctx: Context, logits: Floats, **fields: Any) -> list[int]:
-    """How often each token is drawn by 1,000 equally spaced uniforms."""
+    """Count how often 1,000 evenly spaced uniforms draw each token."""
     rows = [make_row(uniform=(i + 0.5) / 1000, **fields) for i in range(1000)]
     drawn = [result.token_id for result in sample(ctx, np.tile(logits, (1000, 1)), rows)]
     counts: list[int] = np.bincount(drawn, minlength=len(logits)).tolist()
@@ -267,7 +267,7 @@ def test_row_has_the_same_result_alone_and_in_a_batch() -> None:
 
 
 def place_of(logits: Floats, row: SampleRow, token_id: int) -> int:
-    """Where the token stands among the candidates, best first."""
+    """Return the token's rank among the candidates, 0 for the best."""
     everything = replace(row, params=replace(row.params, mirostat=1, temperature=0), top_logprobs=len(logits))
     (result,) = sample(REFERENCE, logits[None], [everything])
     return [token.token_id for token in result.top].index(token_id)
