@@ -186,7 +186,7 @@ class Scene:
 
 
 def play(ctx: Context, scene: Scene, repeat: int = 1) -> Floats:
-    """What attention gives for the queries of the scene, after all keys and values went through the pages."""
+    """Return attention for the queries of the scene, after all keys and values went through the pages."""
     pages = -(-max(scene.contexts) // scene.page_size) * len(scene.contexts)
     arena = Arena(ctx, 1, pages, scene.kv_heads, scene.page_size, scene.head_dim, scene.kv_type)
     table, norms, result = scene.table(), scene.norms(), None

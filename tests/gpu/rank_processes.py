@@ -32,14 +32,14 @@ def join(device: str, rank: int, pipe: Connection) -> Context:
 
 
 def work_through(device: str, rank: int, work: Work, cases: Sequence[Any], pipe: Connection, out: Connection) -> None:
-    """What one rank does of all cases; it sends what each gave."""
+    """Do all cases as one rank, and send the result of each."""
     ctx = join(device, rank, pipe)
     for case in cases:
         out.send(work(ctx, case))
 
 
 def run_ranks(device: str, work: Work, cases: Sequence[Any]) -> list[list[Any]]:
-    """What each rank got of each case; `work` is a function of a module."""
+    """Return the ranks' results of each case; `work` is a function of a module."""
     spawn = multiprocessing.get_context("spawn")
     ends = spawn.Pipe()
     outs = [spawn.Pipe() for _ in range(COUNT)]

@@ -1,4 +1,4 @@
-"""What only an Apple GPU runs, and how far the emulator is one: its limits, and the words of metal.h.
+"""Kernels that only an Apple GPU runs, and the emulator as an Apple GPU: its limits, and the words of metal.h.
 
 `pytest --apple` runs the other tests here in the same way.
 """
@@ -126,7 +126,7 @@ WORK: dict[str, Callable[[Context], Any]] = {
 
 @pytest.mark.parametrize("name", WORK)
 def test_metals_words_give_the_same_bits(apple: Context, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where integers are not brought into floats, for which Metal has another way."""
+    """Only where integers are not brought into floats, for which Metal has another way."""
     own = Context("emulated", emulator=Emulator(words="emulated"))
     monkeypatch.setattr(own.gpu, "has_squares", True)
     monkeypatch.setattr(own.gpu, "is_apple", True)

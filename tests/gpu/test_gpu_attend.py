@@ -164,13 +164,13 @@ def test_lengths_are_planned_in_steps(gpu: Context, monkeypatch: pytest.MonkeyPa
 
 
 def takes_panels(ctx: Context, scene: Scene) -> bool:
-    """Whether prompts of a scene read their pages by matrix units that read the threadgroup's memory."""
+    """Return True if prompts of a scene read their pages by matrix units that read the threadgroup's memory."""
     pool: Any = Arena(ctx, 1, 1, scene.kv_heads, scene.page_size, scene.head_dim, scene.kv_type).k_pools[0]
     return pages.takes_panels(ctx, pool)
 
 
 def takes_tiles(ctx: Context) -> bool:
-    """Whether the device runs the kernel of matrix units."""
+    """Return True if the device runs the kernel of matrix units."""
     return ctx.device in DEVICES
 
 

@@ -45,7 +45,7 @@ MAX_LOGPROB_DIFFERENCE = 0.1  # the CPU rounds activations to 8 bits, a GPU to 1
 
 @dataclass(frozen=True)
 class Amount:
-    """How much a device can do in a test's time."""
+    """Amounts that a device can do in a test's time."""
 
     answers: int  # whole ones, through chat
     requests: int  # of the tests below

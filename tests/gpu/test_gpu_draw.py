@@ -116,7 +116,7 @@ def answer(
 
 
 def list_ways(engine: Engine) -> set[str]:
-    """How the engine's steps were recorded."""
+    """Return the names of the classes of the engine's recorded steps."""
     pools = [pool for pool in (*engine._arena.k_pools, *engine._arena.states) if isinstance(pool, Pool)]
     return {type(step).__name__ for pool in pools for step in pool.graphs.values()}
 

@@ -65,7 +65,7 @@ def watch_decode(ctx: Context) -> tuple[int, int, int]:
 
 
 def locate(ctx: Context, pool: Any) -> int:
-    """Where the memory of a pool is; on a GPU, which array has it, since looking would move it."""
+    """Return the address of a pool's memory; on a GPU, the array's identity, since looking would move it."""
     if ctx.gpu.narrow:
         return id(pool.array)
     array = pool.array.view(ctx.gpu.mx.uint16) if pool.kind == "bf16" else pool.array
@@ -87,7 +87,7 @@ def test_mlx_operations_copy_no_pool() -> None:
 
 
 class FakeMlx:
-    """What `mlx.core` says about memory."""
+    """A stand-in for the functions of `mlx.core` about memory."""
 
     def __init__(self, **info: int) -> None:
         self.info, self.limits, self.active = info, list[int](), 30 * MIB
@@ -218,7 +218,7 @@ def test_a_layer_of_a_long_prompt_takes_what_was_measured() -> None:
 
 
 def test_inputs_of_layers_are_counted_once() -> None:
-    """What makes them runs before the first layer and is no part of it: six layers have 32 features each."""
+    """They are made before the first layer and are no part of it: six layers have 32 features each."""
     skip_unless_emulated()
     config, seed, _, _ = read_golden("gemma4e")
     ctx = Context("emulated")

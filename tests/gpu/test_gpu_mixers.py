@@ -163,7 +163,7 @@ def check_normed_step(ctx: Context, sizes: tuple[int, int, int, int], *, shared:
 
 @pytest.mark.parametrize("gate_first", [False, True])
 def test_other_norms_take_what_a_step_made(gpu: Context, gate_first: bool) -> None:
-    """Where the gate comes first, or where a norm is not that of heads."""
+    """Norms with the gate first, and norms that are not over heads."""
     mixer, mx, batch = make_delta(1, 2, 16, 32), gpu.gpu.mx, make_batch([1, 1], [4, -1], [2, 8])
     inputs, gate, weight = mixer.inputs(2), random_floats(5, 2, 64), random_floats(6, 64)
     options = {"width": 32 if gate_first else 64, "gate_first": gate_first}

@@ -38,7 +38,7 @@ def run(
 
 
 def record(gpu: Context, x: Any, weight: Any, gate: int, kind: Any, plan: PanelPlan) -> np.ndarray:
-    """What a recorded step computes."""
+    """Return the result of a recorded step."""
     machine, launcher, mx = gpu.gpu.machine, gpu.gpu.launcher, gpu.gpu.mx
     if machine is None or not machine.has_boxes:
         if isinstance(machine, EmulatedMachine) or launcher.emulator is not None:

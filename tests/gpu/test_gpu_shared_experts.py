@@ -1,4 +1,4 @@
-"""What a shared expert adds, with its gate and without, in the norm that follows, or wherever else it is asked for."""
+"""A shared expert is added, with its gate and without, by the norm that follows, or wherever else the sum is needed."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_it_counts_how_far_the_gate_is_open(gpu: Context) -> None:
 
 @pytest.mark.parametrize("gate", ["f32", None])
 def test_sums_without_a_norm(gpu: Context, gate: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing but the sum is wanted, where it is added to the stream, and where it is multiplied before that."""
+    """The sum alone, the sum added to the stream, and the sum multiplied before that."""
     case, array = make_case(gpu, 7, 96, gate=gate), gpu.gpu.mx.array
     launched = note_launches(gpu, monkeypatch)
     expected = case.expect()

@@ -26,7 +26,7 @@ OTHERS = (WidePlan(8, 4), WidePlan(4, 4, 4), WidePlan(2, 8, 2), WidePlan(1, 32),
 def multiply(
     ctx: Context, tokens: int, rows: int, columns: int, *, narrow: bool = False, extras: str = ""
 ) -> tuple[Any, Floats]:
-    """What the kernel makes with some of `norm bias residual`, and what NumPy makes of the same numbers."""
+    """Return the kernel's result with some of `norm bias residual`, and NumPy's from the same numbers."""
     mx, weight = ctx.gpu.mx, random_floats(5, rows, columns)
     x, gain, bias = random_floats(1, tokens, columns), random_floats(2, columns), random_floats(3, rows)
     residual, raw = random_floats(4, tokens, rows), mx.array(weight).view(mx.uint8)

@@ -176,7 +176,7 @@ def launch_types() -> None:
 
 
 def launch_others() -> None:
-    """What models of few tokens do not come to: adapters, rotated weights, contexts in shares, many outputs, copies."""
+    """Launch what models of few tokens do not: adapters, rotated weights, contexts in shares, many outputs, copies."""
     ctx = Context("metal")
     mx = ctx.gpu.mx
     play(ctx, Scene(4, 2, 64, 8, (600,), (1,), softcap=0.7, sunk=True))
@@ -200,7 +200,7 @@ def launch_others() -> None:
 
 
 def launch_many() -> None:
-    """What only many rows come to: experts with enough pairs, and expanded weights where MLX has better products."""
+    """Launch what only many rows need: experts with enough pairs, and expanded weights if MLX has better products."""
     ctx = Context("metal")
     mx = ctx.gpu.mx
     for tokens in (16, 60, 120):
@@ -214,7 +214,7 @@ def launch_many() -> None:
 
 
 def find_problems(checker: Checker, mx: StandIn) -> dict[str, list[str]]:
-    """What is wrong with what was launched so far, by its name: with all, or in everyday runs with one of each sort."""
+    """Return the problems of the launched sources by name: of all, or in everyday runs of one of each sort."""
     first: dict[object, Source] = {}
     for source in mx.sources.values():
         first.setdefault(source.name if amounts.is_thorough else describe(source), source)
@@ -229,7 +229,7 @@ def describe(source: Source) -> tuple[object, ...]:
 
 
 def name_launch(mx: StandIn, name: str) -> str:
-    """What we call a launched kernel."""
+    """Return our name of a launched kernel."""
     kernel, known = mx.sources[name].kernel, sorted(list_kernel_sources("metal"), key=len)
     return next(one for one in reversed(known) if kernel.startswith(f"{one}_"))
 

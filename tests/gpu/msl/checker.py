@@ -76,7 +76,7 @@ class Checker:
         self._checked: dict[Source, list[str]] = {}  # mostly the same are asked for again, and texts are long
 
     def check(self, source: Source) -> list[str]:
-        """What is wrong with it; nothing where Metal would compile it."""
+        """List the problems of a source; none if Metal would compile it."""
         if source in self._checked:
             return self._checked[source]
         text = source.text
@@ -109,7 +109,7 @@ class Checker:
                 yield f"{found.spelling}: {line}"
 
     def _walk(self, unit: TranslationUnit, source: Source) -> Iterator[str]:
-        """What the rules say of the header, unless it is known, and of the kernel."""
+        """Yield the problems that the rules find in the kernel, and in the header unless that was walked before."""
         shared = 0
         for cursor in unit.cursor.get_children():
             if cursor.location.file is None or cursor.location.file.name != _FILE:
@@ -125,8 +125,9 @@ class Checker:
 
 
 def compile_by_apple(text: str, standard: str, include: Path) -> str:
-    """What `xcrun metal` says of a source behind what MLX, whose headers are in `include`, writes in front of it; ""
-    where it compiles. `standard` is such as "metal3.1". Raises OSError where there is no xcrun."""
+    """Return the errors of `xcrun metal` for a source behind MLX's utils.h, or "" if it compiles. `include` is the
+    folder of MLX's headers, `standard` such as "metal3.1". Raises OSError if there is no xcrun.
+    """
     command = f"xcrun -sdk macosx metal -x metal -std={standard} -w -c - -o {os.devnull} -I".split()
     given = f'#include "mlx/backend/metal/kernels/utils.h"\n{text}'
     done = subprocess.run([*command, str(include)], input=given, capture_output=True, text=True, check=False)

@@ -38,7 +38,7 @@ _PLACES = {
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What MLX would compile: `header`, then `signature` as a template of `constants` (kind, name, value), and `body`.
+    """A source for MLX: `header`, then `signature` as a template of `constants` (kind, name, value), and `body`.
 
     `name` is the function's, `kernel` ours. `buffers` and `threads` are what it is launched with.
     """
@@ -106,7 +106,7 @@ class StandIn(ModuleType):
 
 
 class _Kernel:
-    """What `mx.fast.metal_kernel` returns."""
+    """A stand-in for what `mx.fast.metal_kernel` returns."""
 
     def __init__(
         self,
