@@ -51,7 +51,7 @@ class Golden:
 
     @property
     def ranks(self) -> bool:
-        """Whether the states are logits of labels."""
+        """True if the states are logits of labels."""
         return len(self.states) == 1
 
 
@@ -88,6 +88,6 @@ def build(ctx: Context, golden: Golden, way: str = "folder", type_name: str = "f
 
 
 def answer(model: Decoder, golden: Golden) -> Floats:
-    """What the golden has: states, or logits of labels."""
+    """Compute what the golden has: states, or logits of labels."""
     states = run_texts(model, [golden.tokens], [golden.types])
     return model.finish(states[0], ranks=True)[None] if golden.ranks else states

@@ -1,4 +1,4 @@
-"""What a model has, by one word for each thing, whichever layers have it: to look at, and to change for a test."""
+"""The parts of a model, each under one word, whichever layers have it: to look at, and to change for a test."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def list_windows(model: Model) -> tuple[int | None, ...]:
 
 
 def look(model: Model, name: str) -> Any:
-    """What the model, or the first of its layers that has such a thing, has under a name."""
+    """Return a named part of the model, or of the first of its layers that has such a part."""
     if name in OF_MODEL:
         return getattr(model, name)
     attention, block = model.attention, find_block(model)

@@ -156,7 +156,7 @@ def give_name(monkeypatch: Any, model_type: str, name: str) -> None:
 
 
 def count_experts(config: Config) -> int:
-    """How many experts a layer with a mixture has; 0 if none has one."""
+    """Return how many experts a layer with a mixture has; 0 if none has one."""
     config = {**config, **config.get("ffn_config", {})}
     return next(
         (
@@ -414,7 +414,7 @@ def _list_nemotron_experts(config: Config, hidden: int) -> dict[str, tuple[int, 
 
 
 def has_experts(config: Config, index: int) -> bool:
-    """Whether a layer has a mixture of experts."""
+    """Return True if a layer has a mixture of experts."""
     if not count_experts(config) or index < config.get("first_k_dense_replace", config.get("num_dense_layers", 0)):
         return False
     if "mlp_layer_types" in config:

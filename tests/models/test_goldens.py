@@ -648,7 +648,7 @@ def test_the_table_of_inputs_stays_where_it_is(device: str) -> None:
 
 
 def halve_inputs(tensor: TensorSource) -> TensorSource:
-    """What of a tensor is for every other one of each layer's inputs."""
+    """Return the part of a tensor that belongs to every other one of each layer's inputs."""
     values = tensor.to_float32()
     match tensor.name:
         case "per_layer_token_embd.weight":

@@ -60,7 +60,7 @@ def take_spec(file: TowerFile) -> EarSpec:
 
 
 def listen(model: Decoder, file: TowerFile, ear: Ear | None = None) -> Encoder:
-    """What encodes pictures and sounds for a model."""
+    """Return an encoder of pictures and sounds for a model."""
     tower, heard = file.load(model.ctx), ear or file.load_ear(model.ctx)
 
     def encode(pixels: Any) -> Any:

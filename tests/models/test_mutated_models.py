@@ -61,7 +61,7 @@ LONGEST, TOKENS = 64, 13
 
 @dataclass
 class File:
-    """What is written: `metadata`, and the tensors' names, shapes, types and blocks."""
+    """The contents of a file: `metadata`, and the tensors' names, shapes, types and blocks."""
 
     metadata: dict[str, Any]
     tensors: list[TensorSource]
@@ -201,7 +201,7 @@ def make_blocks(random: np.random.Generator, name: str, shape: tuple[int, ...], 
 
 
 def run_file(path: Path, ctx: Context, random: np.random.Generator) -> bool:
-    """Whether the file could be run: a prompt and some tokens of two sequences, whose next tokens are chosen."""
+    """Return True if the file could be run: a prompt and some tokens of two sequences, whose next tokens are chosen."""
     try:
         with open_gguf(path) as file:
             config = model_from_gguf(file.metadata, file.tensors)

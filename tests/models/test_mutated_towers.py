@@ -40,7 +40,7 @@ def mutate(whole: File, random: np.random.Generator) -> File:
 
 
 def encode(path: Path, model: Model, ctx: Context) -> str:
-    """What was wrong with a file; empty where a small picture became rows."""
+    """Encode a small picture with a file's tower; return the error, or "" if the picture became rows."""
     try:
         with open_gguf(path) as file, np.errstate(all="ignore"):
             tower = take_gguf_tower(file, model)

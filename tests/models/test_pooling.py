@@ -236,7 +236,7 @@ def test_a_mean_leaves_prompts_out_where_the_files_say_so(tmp_path: Path) -> Non
 
 
 class Storage:
-    """What torch names in a file as `torch.FloatStorage`."""
+    """A stand-in for `torch.FloatStorage`, which a pickle names."""
 
 
 class Reduced:

@@ -1,4 +1,4 @@
-"""What files say of recurrent layers: all spellings, what is refused by name, and tensors in any of their shapes."""
+"""Recurrent layers in files: all spellings, refusals by name, and tensors in any of their shapes."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def place(golden: Golden, name: bytes = b"tower", order: tuple[int, ...] | None 
 
 
 def see(model: Decoder, tower: Tower, **options: Any) -> Encoder:
-    """What encodes pictures for a model."""
+    """Return an encoder of pictures for a model."""
     config = model.config
     return Encoder(tower.encode, turns=config.turns_pictures, is_whole=config.sees_whole_pictures, **options)
 

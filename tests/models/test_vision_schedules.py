@@ -70,7 +70,7 @@ def make_picture(case: str, number: int) -> Picture:
 
 
 def see(model: Decoder, tower: Tower, happened: Counter[str], **options: Any) -> Encoder:
-    """What encodes pictures for a model, and counts how often several were encoded at once."""
+    """Return an encoder of pictures for a model, which counts how often several were encoded at once."""
 
     def encode(*pixels: Any) -> Encoding:
         happened["together"] += len(pixels) > 1
