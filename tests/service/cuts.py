@@ -39,5 +39,5 @@ def merge(parts: list[Any]) -> list[Any]:
 
 
 async def fold_stream(events: AsyncIterable[Event]) -> Completion:
-    """What an answer whose events come one by one adds up to."""
+    """Add up the events of an answer that come one by one."""
     return fold_events([event async for event in events])

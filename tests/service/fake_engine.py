@@ -185,7 +185,7 @@ class UserTemplate:
 
 
 class FakeSession:
-    """What a `Session` does for programs that wait, over the fakes."""
+    """A `Session` over the fakes, for programs that wait."""
 
     def __init__(self, engine: FakeEngine, tokenizer: PieceTokenizer, template: UserTemplate | None) -> None:
         self.engine = EngineThread(engine)  # type: ignore[arg-type]

@@ -135,7 +135,7 @@ def test_random_histories_hold_what_is_counted(seed: int) -> None:
 
 
 def check(adapters: Adapters, answers: list[Adapter], pinned: set[str]) -> None:
-    """What is counted is alive, within its bound, and nothing that stays was given up."""
+    """Check that all that is counted is alive, within its bound, and that pinned adapters are still there."""
     uses = {use.name: use for use in adapters.measure().uses}
     sources = {id(source): source for answer in answers for source in answer.sources}
     named = sum(use.size_bytes for use in uses.values())

@@ -228,7 +228,7 @@ def test_arguments_that_break_off_count_as_far_as_they_go(arguments: str, city: 
     ],
 )
 def test_earlier_arguments_of_any_text_are_shown(text: object, arguments: dict[str, object]) -> None:
-    """What another server or a small model wrote must not end a conversation for good."""
+    """Text that another server or a small model wrote must not end a conversation for good."""
     assert parse_arguments(text, "arguments") == arguments
 
 

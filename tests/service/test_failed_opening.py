@@ -1,4 +1,4 @@
-"""What fails while a model opens leaves nothing open: no file, no thread, no other process."""
+"""A model that fails to open leaves nothing open: no file, no thread, no other process."""
 
 from __future__ import annotations
 

@@ -81,8 +81,8 @@ def test_exactly_the_texts_of_the_grammar_are_taken(text: str) -> None:
 
 
 def match(node: Node, text: str, at: int, rules: dict[str, Node], seen: frozenset[tuple[str, int]]) -> set[int]:
-    """Where a match of `node` that begins at `at` may end. A rule that comes back to itself there adds nothing new,
-    unless it is left-recursive: then its ends are collected until there are no more.
+    """Return the places where a match of `node` that begins at `at` may end. A rule that comes back to itself there
+    adds nothing new, unless it is left-recursive: then its ends are collected until there are no more.
     """
     match node:
         case Chars():

@@ -236,7 +236,7 @@ def test_a_model_without_an_end_is_refused(demo: Tokenizer) -> None:
 def test_a_full_lexer_is_renewed(
     demo: Tokenizer, demo_compiler: GrammarCompiler, host: Context | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When past masks, or the texts of others that share a lexer, have filled it, an answer goes on with a new one."""
+    """An answer goes on with a new lexer once past masks, or other texts that share the lexer, have filled it."""
     schema = {"type": "array", "items": {"type": "string", "maxLength": 20}, "minItems": 9}
     grammar = Grammar("json_schema", json.dumps(schema))
     roomy = [walk(demo_compiler.compile(grammar), demo, seed, tokens=60) for seed in range(4)]

@@ -44,7 +44,7 @@ def vocabulary(demo: LoadedModel) -> GrammarVocabulary:
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
-    """What was found before does not count, nor does what is found now."""
+    """Forget the functions that were found, before the test and after it."""
     find_functions.cache_clear()
     yield
     find_functions.cache_clear()

@@ -245,7 +245,7 @@ def test_levels_are_those_of_the_model() -> None:
 
 
 def say(prepared: Prepared, text: str, reason: FinishReason = FinishReason.STOP) -> Completion | None:
-    """What the answer `text` becomes; None where the constraint does not let its tokens through, or no end."""
+    """Return the completion of the answer `text`, or None if the constraint does not allow its tokens, or no end."""
     tokenizer = open_tokenizer()
     constraint, (answer,) = prepared.request.constraint, prepared.answers
     events = []

@@ -423,7 +423,7 @@ def test_the_format_is_that_of_the_template(source: str, takes_tools: bool, kind
 
 
 def accepts(compiler: GrammarCompiler, lark: str, text: str) -> bool:
-    """Whether the grammar lets all of `text` through."""
+    """Return True if the grammar allows all of `text`."""
     tokenizer = open_demo().tokenizer
     state = compiler.compile(lark).fork()
     for token_id in tokenizer.encode(text, add_special=False):

@@ -99,7 +99,7 @@ def write_call(format_name: str, name: str, **values: str) -> str:
 
 
 def list_words(format_name: str) -> list[str]:
-    """What texts of a format are made of: calls, some of them broken, and the words and signs that mean something."""
+    """List the parts of a format's texts: calls, some of them broken, and the words and signs that mean something."""
     say, number = write_call(format_name, "say", t="a\nb é"), write_call(format_name, "say", t="x", n="1e999")
     tricky = write_call(format_name, "say", t=f"{say[:30]}\n{say[-12:]}\"'\\")
     calls = [say, say, tricky, number, write_call(format_name, "now"), write_call(format_name, "nobody")]
@@ -304,7 +304,7 @@ def test_arguments_may_be_described_anywhere_below_the_root(format_name: str) ->
 
 @pytest.mark.parametrize("format_name", ["glm", "gemma4"])
 def test_a_text_cannot_spell_the_token_that_ends_it(format_name: str) -> None:
-    """Where the marker is a control token, the parser could not tell it from its spelling."""
+    """If the marker is a control token, the parser could not tell the token from its spelling."""
     token, marker = "<|im_start|>", {"glm": "</arg_value>", "gemma4": '<|"|>'}[format_name]
     specials = {marker: f"<[{load_demo()[0].token_id(token)}]>"}
     lark = FORMATS[format_name].write_grammar((SAY,), must_call=True, is_parallel=False, specials=specials)
