@@ -1,4 +1,4 @@
-"""What commands tell of experts: how many there are, and how many bytes of them a token reads."""
+"""Commands report a model's experts: how many there are, and how many bytes of them a token reads."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def make_timings(ours_s: float, noise: float, seed: int = 1) -> Callable[[bool],
 
 
 def run(gate: ModuleType, rounds: int = 200, **cases: Callable[[bool], float]) -> tuple[bool, str, dict[str, int]]:
-    """Whether the gate fails, what it says, and how many rounds each case took."""
+    """Run cases; return True if the gate fails, its words, and the number of rounds of each case."""
     left, results, said = iter(range(rounds)), {}, []
     for name, ratios in gate.run_rounds(cases, lambda: next(left, None) is None):
         results[name] = ratios

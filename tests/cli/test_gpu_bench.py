@@ -247,7 +247,7 @@ class Speaker:
 
 @pytest.fixture
 def events(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happens to engines, all of which are there."""
+    """The list of what happens to engines, all of which can start."""
     happened: list[str] = []
 
     def start(name: str) -> Speaker:

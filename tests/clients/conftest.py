@@ -85,7 +85,7 @@ def find_real_model() -> Path:
 
 
 def read_address(process: subprocess.Popen[str]) -> str:
-    """Where the server listens, read from what it prints until it is ready."""
+    """Return the server's address, read from its output until it is ready."""
     assert process.stderr is not None
     lines = []
     for line in process.stderr:

@@ -1,4 +1,4 @@
-"""What a test knows of the server that it talks to."""
+"""A test's knowledge of the server that it talks to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where requests go: to their pages, away from work, never to the dead, and what the router counts between reports."""
+"""The router sends requests to their pages, away from work, never to the dead, and counts between reports."""
 
 from __future__ import annotations
 

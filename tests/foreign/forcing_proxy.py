@@ -57,7 +57,7 @@ class ForcingProxy:
 
     @property
     def results(self) -> list[str]:
-        """What the agent sent back as results of the forced call."""
+        """The results of the forced call that the agent sent back."""
         return [text for _, body in self.requests for text in list_results(body)]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""How MLX, AWQ, GPTQ, compressed-tensors and FP8 folders keep weights, in NumPy, and a safetensors file of it."""
+"""Weights as MLX, AWQ, GPTQ, compressed-tensors and FP8 folders keep them, in NumPy, and a safetensors file of them."""
 
 from __future__ import annotations
 

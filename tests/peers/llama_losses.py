@@ -1,4 +1,4 @@
-"""What llama.cpp thinks of the tokens of a text, for comparison with `mlxr perplexity`."""
+"""Losses of a text's tokens in llama.cpp, for comparison with `mlxr perplexity`."""
 
 from __future__ import annotations
 

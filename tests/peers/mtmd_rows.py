@@ -1,4 +1,4 @@
-"""What llama.cpp's libmtmd makes of pictures: the rows of a tower, and what a model thinks of the text around them.
+"""Results of llama.cpp's libmtmd for pictures: the rows of a tower, and a model's logits for the text around them.
 
 llama-cpp-python has the library where it was built with LLAVA_BUILD; MTMD_CPP_LIB names another folder with it.
 """
@@ -53,7 +53,7 @@ class Eyes:
             mtmd.mtmd_bitmap_free(bitmap)
 
     def is_picture(self, chunk: Any) -> bool:
-        """Whether a chunk is a picture, not a text."""
+        """Return True if a chunk is a picture, not a text."""
         return bool(mtmd.mtmd_input_chunk_get_type(chunk) != mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT)
 
     def encode(self, chunk: Any) -> NDArray[np.float32]:

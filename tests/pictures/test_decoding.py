@@ -240,5 +240,5 @@ def test_who_waits_ends_with_whoever_would_ask() -> None:
 
 
 def list_states(process_id: str) -> str:
-    """What the system says of a process, nothing where it is gone."""
+    """Return the system's state of a process, or "" if it has ended."""
     return subprocess.run(["ps", "-o", "stat=", "-p", process_id], capture_output=True, text=True, check=False).stdout

@@ -26,7 +26,7 @@ class Held:
 
 
 def test_work_ends_with_its_threads() -> None:
-    """What is being done keeps nobody from ending, what waits and what comes later is refused."""
+    """Running work ends with its thread and holds nobody up; waiting and later work is refused."""
     threads, work = WorkThreads("test", 1), Held()
 
     def fail() -> None:

@@ -31,7 +31,7 @@ def list_symbols(path: Path) -> list[tuple[str, str]]:
 
 
 def find_faults(symbols: list[tuple[str, str]]) -> list[str]:
-    """What could be shared with, or taken from, an object of another instruction set."""
+    """List the symbols that an object of another instruction set could share or provide."""
     return [
         f"{kind} {name}"
         for kind, name in symbols

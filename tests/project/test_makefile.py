@@ -1,4 +1,4 @@
-"""What the Makefile says on a machine that lacks something, before anything is downloaded or built."""
+"""The Makefile names what a machine lacks before anything is downloaded or built."""
 
 from __future__ import annotations
 

@@ -151,7 +151,9 @@ def sort_events(events: Iterable[TokenEvent]) -> Answers:
 
 
 def without_load(event: TokenEvent) -> tuple[object, ...]:
-    """What must not depend on the load: all but the request's number and where its tokens came from."""
+    """Return the parts of an event that must not depend on the load: all but its request's number and the cached
+    tokens.
+    """
     usage = (event.usage.prompt_tokens, event.usage.completion_tokens)
     return (event.token_id, event.logprob, event.top, event.finish_reason, usage, event.error)
 

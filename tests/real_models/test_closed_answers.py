@@ -1,4 +1,4 @@
-"""How many tokens an answer under a grammar may have does not change what a real model says, as long as it fits."""
+"""A limit on the tokens of an answer under a grammar does not change a real model's text, as long as it fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a real model writes under schemas, and the tools it calls, in all three dialects."""
+"""A real model writes answers under schemas, and calls tools, in all three dialects."""
 
 from __future__ import annotations
 

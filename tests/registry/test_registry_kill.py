@@ -31,7 +31,7 @@ MODEL_BYTES = 400_000
 
 
 def work_for_ever(folder: Path, endpoint: str, seed: int) -> None:
-    """What the child does."""
+    """Change the registry at random until killed, as the child process."""
     registry, rng = paper_registry(folder), random.Random(seed)
     print("working", os.getpid(), flush=True)
     while True:

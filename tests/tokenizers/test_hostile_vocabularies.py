@@ -26,7 +26,7 @@ def use(tokenizer: Any) -> None:
 
 
 def count_refusals(attempts: Iterator[Callable[[], None]]) -> tuple[int, int]:
-    """How many attempts worked and how many were refused; any other error goes through and fails the test."""
+    """Return how many attempts worked and how many were refused; any other error fails the test."""
     worked, refusals = 0, []
     for attempt in attempts:
         try:

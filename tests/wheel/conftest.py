@@ -32,7 +32,7 @@ class Installed:
 
     @property
     def bin(self) -> Path:
-        """Where `mlxr` and `python` are, and all that PATH names."""
+        """The folder of `mlxr` and `python`, the only one in PATH."""
         return self.environment / "bin"
 
     def start(self, *command: object, **options: object) -> subprocess.Popen[str]:

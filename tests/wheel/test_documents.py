@@ -1,4 +1,4 @@
-"""What the README and examples/ show runs as it stands there, in an environment that has only the wheel."""
+"""Code in the README and examples/ runs as it stands there, in an environment that has only the wheel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is replaced in llama.cpp's tests: text and token counts of its test model, and the name of its binary."""
+"""Replacements in llama.cpp's tests: text and token counts of its test model, and the name of its binary."""
 
 from __future__ import annotations
 

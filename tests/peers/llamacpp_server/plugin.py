@@ -148,7 +148,7 @@ def with_fields(send: Any) -> Any:
 
 
 def find_fields(server: Any) -> dict[str, object]:
-    """What stands for `--verbose` and `--reasoning`."""
+    """Return the request fields that stand for `--verbose` and `--reasoning`."""
     fields: dict[str, object] = {"verbose": True} if server.debug else {}
     if server.reasoning is not None:
         fields["chat_template_kwargs"] = {"enable_thinking": server.reasoning != "off"}
