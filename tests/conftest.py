@@ -1,4 +1,4 @@
-"""For all tests: made-up cases are the same in every run, and no verdict depends on how fast the machine is."""
+"""Settings of all tests: made-up cases are the same in every run, and no verdict depends on the machine's speed."""
 
 from __future__ import annotations
 

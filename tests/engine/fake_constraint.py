@@ -15,7 +15,7 @@ from mlxr.kernels.sample import SampleResult, sample
 
 
 class FakeConstraint:
-    """After tokens whose sum is s, the tokens t with (s + t) % `divisor` == 0; accepts nothing else.
+    """After tokens whose sum is s, allows the tokens t with (s + t) % `divisor` == 0, and accepts no others.
 
     From token number `fails_at` on `fill_mask` raises `failure`, after `accepts` tokens `accept` raises, and after
     `ends_at` tokens nothing is allowed. After a multiple of `safe_every` tokens an answer may be closed with the tokens

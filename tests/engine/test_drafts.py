@@ -65,7 +65,7 @@ def test_a_draft_may_be_wrong_at_any_place(right: int) -> None:
 
 
 def test_drafts_end_with_the_answer() -> None:
-    """With an end token in the middle of a draft nothing comes after it."""
+    """No token comes after an end token in the middle of a draft."""
     expected = expect_greedy(PROMPT, 12)
     stop = expected[7]
     length = expected.index(stop) + 1
@@ -78,7 +78,7 @@ def test_drafts_end_with_the_answer() -> None:
 
 @pytest.mark.parametrize("constraint", [FakeConstraint(7), FakeConstraint(3, fails_at=5), FakeConstraint(2, ends_at=6)])
 def test_a_grammar_follows_what_is_drawn(constraint: FakeConstraint) -> None:
-    """It is never told of a token that is dropped, and what it refuses in the middle of a draft ends the answer."""
+    """It never hears of a dropped token, and a token that it refuses in the middle of a draft ends the answer."""
     found = []
     for right in (None, 0.9):
         engine = make_engine()
@@ -93,7 +93,7 @@ def test_a_grammar_follows_what_is_drawn(constraint: FakeConstraint) -> None:
 
 @pytest.mark.parametrize("seed", range(25))
 def test_random_requests_with_eager_drafts(seed: int) -> None:
-    """Every rule of sampling, several answers, their logprobs: those of an engine that does not draft."""
+    """With every rule of sampling and several answers, tokens and logprobs are those of an engine without drafts."""
     chance = random.Random(seed)
     request = draw_request(chance)
     engine = draft_eagerly(make_engine(page_size=chance.choice([1, 4, 7])), chance.random(), chance.randrange(1, 9))
@@ -107,7 +107,7 @@ def test_random_requests_with_eager_drafts(seed: int) -> None:
 
 
 def test_rejected_tokens_are_never_found_in_the_cache() -> None:
-    """A prompt that has the drafted tokens instead of the drawn ones finds only what is true."""
+    """A prompt with the drafted tokens in place of the drawn ones finds only the pages of tokens that were drawn."""
     engine = draft_eagerly(make_engine(page_size=2), 0.5, 8)
     answer = answer_of(run_all(engine), engine.submit(EngineRequest(PROMPT, SamplingParams(max_tokens=30))))
     for cut in range(1, len(answer)):
@@ -119,7 +119,7 @@ def test_rejected_tokens_are_never_found_in_the_cache() -> None:
 
 
 def test_text_that_repeats_itself_takes_fewer_steps() -> None:
-    """The settings' own drafts, with costs that a clock tells: a step of many tokens takes as long as one."""
+    """By the settings' own drafts, and a clock by which a step of many tokens takes as long as one."""
     now = iter(range(10**6))
     prompt = [7, 8, 9, 10] * 4
     bias = dict.fromkeys((7,), 1000.0)  # the answer is 7 again and again

@@ -59,7 +59,7 @@ class Gate:
             assert self.opened.acquire(timeout=PATIENCE_S)
 
     async def wait_for_step(self) -> None:
-        """Until the engine's thread is in the model, looking again and again from a loop that must go on meanwhile."""
+        """Wait until the engine's thread is in the model, without blocking the loop."""
         while not self.entered.acquire(blocking=False):
             await asyncio.sleep(0.001)
 
@@ -100,7 +100,7 @@ def test_several_answers_to_one_prompt() -> None:
 
 
 def test_figures_wait_for_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a step hangs they are those before it, with their age; else they are of now."""
+    """While a step hangs, figures are those from before it, with their age; otherwise they are current."""
     monkeypatch.setattr(engine_thread, "PATIENCE_S", 0.01)
     gate = Gate()
     server = EngineThread(make_engine(FakeModel(on_forward=gate)))
@@ -390,7 +390,7 @@ def test_a_failing_step_fails_its_requests_only() -> None:
 
 
 def break_step(engine: Engine, error: Exception, at_step: int) -> None:
-    """The engine itself fails once, in step `at_step`."""
+    """Let step `at_step` of the engine itself fail once."""
     step, count = engine.step, 0
 
     def broken() -> list[TokenEvent]:

@@ -1,4 +1,4 @@
-"""Clients share the engine: whoever sends much waits for himself, and whoever sends little waits for a step or two."""
+"""Clients share the engine: a busy client waits for its own requests, any other waits for a step or two."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class World:
             self.step()
 
     def expect_short_one_soon(self, steps: int) -> None:
-        """After so many steps another client's short request is answered within three steps; then all are."""
+        """Assert that after so many steps another client's short request is answered within three steps; then end all.
+        """
         for _ in range(steps):
             self.step()
         asked_s = self.now
@@ -209,7 +210,7 @@ def test_a_request_that_cannot_be_made_leaves_no_account() -> None:
 
 
 def run_storm(seed: int, sizes: dict[str, int]) -> tuple[World, dict[int, float]]:
-    """110 virtual seconds of 24 clients that ask again as soon as they are answered, which is more than fits.
+    """Run 24 clients for 110 virtual seconds; they ask again as soon as they are answered, which is more than fits.
 
     Checks at each admission that nobody is overlooked; returns the world and when each request came.
     """
@@ -256,8 +257,7 @@ def run_storm(seed: int, sizes: dict[str, int]) -> tuple[World, dict[int, float]
 
 @pytest.mark.parametrize("sizes", [{"max_sequences": 6}, {"max_sequences": 8, "pages": 72}])
 def test_nobody_is_overlooked_in_a_storm(sizes: dict[str, int]) -> None:
-    """A request that comes more than 30 s after a waiting one, by the clock that priorities shift, never begins before
-    it.
+    """A request that comes more than 30 s after another, by the clock that priorities shift, never begins before it.
 
     So a request waits at most for those that were there and those that come within that time, which are as many as may
     wait; and each of them ends.

@@ -85,7 +85,7 @@ def test_an_answer_that_was_expected_takes_fewer_steps(changes: int, *, has_mode
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_counts_depend_on_the_answer_alone(seed: int) -> None:
-    """The same without drafts, and for each of several answers."""
+    """They are the same without drafts, and for each of several answers."""
     chance = random.Random(seed)
     text = tuple(token for token in expect_greedy(PROMPT, 40) if chance.random() < 0.9)
     params = SamplingParams(max_tokens=40, temperature=chance.choice([0.0, 0.5]), seed=1, n=2)

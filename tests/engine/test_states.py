@@ -1,4 +1,4 @@
-"""Models with recurrent layers: where states are kept and found again, and that no schedule or failure changes one."""
+"""Models with recurrent layers: where states are kept and found again; no schedule or failure changes a state."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def list_snapshots(engine: Engine) -> list[int]:
 
 
 def serve(engine: Engine, prompt: list[int], boundaries: Sequence[int] = (), tokens: int = 3) -> int:
-    """One request, whose answer must be right; the tokens that came from the cache."""
+    """Serve one request, whose answer must be right; return how many of its tokens came from the cache."""
     request = engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=tokens), boundary_tokens=boundaries))
     events = run_all(engine)
     assert answer_of(events, request) == expect_greedy(prompt, tokens)
@@ -170,7 +170,7 @@ def test_a_preempted_answer_goes_on_from_its_last_state(step: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tokens", range(1, 12))
 def test_the_next_turn_goes_on_where_an_answer_ended(kind: str, tokens: int, tmp_path: Path) -> None:
-    """With the state of its last boundary alone, and after a restart, too."""
+    """It uses the state of the answer's last boundary, also after a restart."""
     engine, prompt = open_engine(KINDS[kind], store_folder=tmp_path), make_text(6, 21)
     serve(engine, prompt, tokens=tokens)
     last, written = (21 + tokens - 1) // PAGE * PAGE, [*prompt, *expect_greedy(prompt, tokens)[:-1]]
@@ -328,7 +328,7 @@ def draw_prompt(chance: random.Random) -> list[int]:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(choose_amount(200)))
 def test_no_schedule_changes_a_state(seed: int, tmp_path: Path) -> None:
-    """Chunks, neighbours, cancelled, preempted and failing ones, forks, evictions, the disk and a restart."""
+    """Chunks, neighbours (also cancelled, preempted and failing ones), forks, evictions, the disk and a restart."""
     chance, fails = random.Random(seed), False
 
     def fail(batch: RaggedBatch) -> None:

@@ -55,7 +55,7 @@ def activate_exactly(x: Floats, kind: str) -> NDArray[np.float64]:
 
 
 def gate(x: Floats, kind: str = "silu") -> Floats:
-    """Rows whose gate is `x` and whose other factor is 1, which clamped swiglu makes of 0."""
+    """Return rows whose gate is `x` and whose other factor is 1 (for clamped swiglu 0, of which it makes 1)."""
     return np.concatenate([x, np.zeros_like(x) if kind == "clamped_swiglu" else np.ones_like(x)], axis=1)
 
 

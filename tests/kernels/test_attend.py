@@ -52,7 +52,9 @@ SHAPES = [
 
 
 def assert_close_to_bf16(result: Floats, story: Story, window: int | None) -> None:
-    """As the definition with the same roundings; a weight half-way between two bf16 numbers may round the other way."""
+    """Assert the definition's result with the same roundings; a weight half-way between two numbers may round either
+    way.
+    """
     rounded = np.concatenate([compute_rounded(story, i, window, 0.3) for i in range(len(story.contexts))])
     error = np.abs(result - rounded)
     assert np.median(error) < 2e-6

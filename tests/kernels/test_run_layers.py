@@ -89,7 +89,7 @@ class Kind:
 
 @cache
 def encode(type_name: str, shape: tuple[int, ...], values: bytes) -> TensorSource:
-    """All cases have the same few weights, which some types take longer to encode than to multiply with."""
+    """Encode a weight; all cases share a few, as some types take longer to encode than to multiply with."""
     array = np.frombuffer(values, np.float32).reshape(shape)
     return TensorSource("w", type_name, shape, encode_tensor(type_name, array))
 
@@ -227,7 +227,7 @@ def make_batch(queries: list[int], before: list[int]) -> RaggedBatch:
 
 
 def add_group(batch: RaggedBatch, window: int) -> RaggedBatch:
-    """A second group of layers, with pages of its own, of which those that nobody sees are gone."""
+    """Add a second group of layers, with pages of its own; pages that no query sees are gone."""
     count = batch.page_table.size
     pages = np.random.default_rng(4).permutation(count).reshape(batch.page_table.shape).astype(np.int32)
     owners = np.repeat(np.arange(batch.sequences), np.diff(batch.query_starts))
@@ -238,7 +238,7 @@ def add_group(batch: RaggedBatch, window: int) -> RaggedBatch:
 
 
 def add_states(batch: RaggedBatch) -> RaggedBatch:
-    """Slots in disorder for the states of all sequences; that of one begins with zeros."""
+    """Add slots in disorder for the states of all sequences; one state begins with zeros."""
     slots = np.random.default_rng(6).permutation(2 * batch.sequences).astype(np.int32).reshape(2, -1)
     reads, writes = slots.copy()
     reads[batch.sequences // 2] = -1

@@ -68,7 +68,7 @@ def test_many_short_sections() -> None:
 
 @pytest.mark.skipif(not TASKS.is_dir(), reason="only Linux tells what each thread used")
 def test_idle_threads_use_no_processor() -> None:
-    """Nothing to do for a while after some work: they sleep."""
+    """Threads sleep when there has been no work for a while."""
     others = {task.name for task in TASKS.iterdir()}
     runtime = native.Runtime(4, native.best_isa())
     make_product(runtime)()
@@ -87,7 +87,7 @@ def test_idle_threads_use_no_processor() -> None:
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no processor affinity on this system")
 @pytest.mark.parametrize("processors", [1, 2])
 def test_more_threads_than_processors_make_progress(processors: int) -> None:
-    """Two runtimes of four threads each, at once, on one or two processors: threads that wait give way."""
+    """Two runtimes of four threads each compute at once on one or two processors: waiting threads give way."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, set(sorted(allowed)[:processors]))  # of this thread, and so of those it starts
     try:

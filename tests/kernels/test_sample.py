@@ -1,8 +1,8 @@
 """The native `sample` against its reference, rule by rule and at random, with equal bits everywhere.
 
-The two sum probabilities in different precision, so that a draw close to a border may fall on either side; what is
-compared then is the place of the token in the order of candidates, between the reference's draws a little to either
-side. `test_sample_reference.py` says what the rules mean.
+The two sum probabilities in different precision, so that a draw close to a border may fall on either side; then the
+token's rank among the candidates must lie between those of the reference's draws a little to either side.
+`test_sample_reference.py` says what the rules mean.
 """
 
 from __future__ import annotations

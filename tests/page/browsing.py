@@ -1,8 +1,8 @@
-"""A browser for the tests of the page, and what is watched while a page is open.
+"""A browser for the tests of the page, and a watch over each open tab.
 
 `find_browser` names the program: Chromium, or with the variable PAGE_BROWSER=firefox the Firefox of the system, which
-Playwright drives by WebDriver BiDi. `Visit` is one open tab: its page, and all that the page asked for and complained
-about. The browser resolves one name, to this machine, so nothing of the page can leave it.
+Playwright drives by WebDriver BiDi. `Visit` is one open tab: its page, its requests and its complaints. The browser
+resolves one name, to this machine, so nothing of the page can leave it.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def find_browser() -> str | None:
 
 
 def find_age(program: str) -> str | None:
-    """Why a Firefox cannot be driven: it is older than Playwright's commands; None where it can."""
+    """Return why Playwright cannot drive a Firefox that is older than its commands; None if it can."""
     told = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=120, check=False).stdout
     version = re.search(r"Firefox (\d+)", told)
     if version is None or int(version[1]) >= FIREFOX_VERSION:
@@ -103,7 +103,7 @@ def find_age(program: str) -> str | None:
 
 @contextmanager
 def start_browser(program: str) -> Iterator[Browser]:
-    """A browser without windows; as root Chromium runs without its sandbox, which the superuser cannot have."""
+    """Start a browser without windows; as root Chromium runs without its sandbox, which the superuser cannot have."""
     arguments = [*ARGUMENTS, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     if IS_FIREFOX:
         os.environ["NODE_OPTIONS"] = f"--require {DRIVER_PART}"
@@ -186,7 +186,7 @@ class Visit:
         self.page.on("console", self._note)
 
     def check(self) -> None:
-        """Fail where the page had a fault or asked somebody else."""
+        """Fail if the page had a fault or asked another server."""
         assert not self.faults, self.faults
         assert not self.foreign_requests, self.foreign_requests
 

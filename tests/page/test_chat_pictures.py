@@ -48,7 +48,7 @@ SIZE = "image => image.decode().then(() => [image.naturalWidth, image.naturalHei
 
 @pytest.fixture(scope="module")
 def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:
-    """One whose default model sees, beside the demo."""
+    """A server whose default model sees, beside the demo."""
     folder = tmp_path_factory.mktemp("server")
     model = write_chat_folder(folder / "eyes", "qwen3vl", 4096)
     server = PageServer(folder, {"default_model": str(model), "image_tokens": 64}).start()
@@ -57,7 +57,7 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def draw(width: int, height: int, kind: str, orientation: int = 1) -> bytes:
-    """A file of a picture whose left half is red, and its right half blue."""
+    """Make a file of a picture whose left half is red and whose right half is blue."""
     picture = Image.new("RGB", (width, height), (0, 0, 255))
     picture.paste((255, 0, 0), (0, 0, width // 2, height))
     exif = Image.Exif()

@@ -52,7 +52,7 @@ def list_controls(page: Page) -> set[Control]:
 
 
 def find_uses() -> Iterator[tuple[str | None, re.Pattern[str]]]:
-    """The names by which flows find controls, each with its role, or None where the label alone is named."""
+    """Find the names by which flows find controls, each with its role, or None if only the label is named."""
     for path in Path(__file__).parent.glob("*.py"):
         if path == Path(__file__):
             continue

@@ -17,7 +17,7 @@ from conftest import MakePageServer, OpenTab
 
 @contextmanager
 def answers(server: PageServer, count: int, tokens: int = 1500) -> Iterator[None]:
-    """So many long answers grow meanwhile; they are ended at the end."""
+    """Let so many long answers grow in the block, and end them afterwards."""
 
     def ask(number: int) -> None:
         body = {"prompt": f"import os  # {number}\n", "max_tokens": tokens, "ignore_eos": True}

@@ -1,4 +1,4 @@
-"""Somebody who looks at what an engine does, and makes the differences as the server does."""
+"""A watcher of an engine, which computes the changes between two looks as the server does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recurrent mixers with made-up numbers, and what they are in plain double precision, written token by token."""
+"""Recurrent mixers with made-up numbers, and the same in plain double precision, written token by token."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ def list_ran(ctx: Context, operator: str) -> dict[str, int]:
 
 
 def count_apart(ctx: Context) -> Counter[tuple[str, str, str]]:
-    """Calls of operators as if none had been computed on the way into another, or in shares."""
+    """Count calls of operators as if each had been computed by itself and in one piece."""
     counts: Counter[tuple[str, str, str]] = Counter()
     for row in ctx.ledger.snapshot().dispatches:
         variant = row.variant
