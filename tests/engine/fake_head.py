@@ -1,5 +1,4 @@
-"""A head for the fake model, which reads off each state the tokens that it was made of, and so knows what comes next.
-"""
+"""A head for the fake model: it reads off each state the tokens that it was made of, and so knows what comes next."""
 
 from __future__ import annotations
 

@@ -99,8 +99,7 @@ class FakeModel:
         return [states for states in arena.states if states is not None]
 
     def _read_history(self, batch: RaggedBatch, row: int, arena: ModelArena) -> list[int]:
-        """Return the token ids that the row sees in the layer that sees most; other layers must see the last of these.
-        """
+        """Return the token ids that the row sees in the layer that sees most; other layers see the last of these."""
         sequence = int(np.searchsorted(batch.query_starts, row, side="right")) - 1
         position, histories = int(batch.positions[row]), []
         for states in self._list_states(arena):

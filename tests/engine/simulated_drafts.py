@@ -234,8 +234,7 @@ def make_simulation(
 
 
 def answer(engine: Engine, clock: Clock, texts: Texts, numbers: Sequence[int], tokens: int, most: int | None) -> float:
-    """Answer some prompts at a time; return the seconds of the steps after the prompts. All tokens must be the texts'.
-    """
+    """Answer some prompts at a time; return the seconds of the steps after these. All tokens must be the texts'."""
     prompts = [[texts.token(number, position) for position in range(PROMPT_TOKENS)] for number in numbers]
     params = SamplingParams(max_tokens=tokens)
     requests = [engine.submit(EngineRequest(prompt, params, draft_tokens=most)) for prompt in prompts]

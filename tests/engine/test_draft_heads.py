@@ -50,8 +50,7 @@ def test_a_head_that_knows_is_always_right(most_tokens: int, page_size: int, lay
 @pytest.mark.parametrize("layers", LAYERS)
 @pytest.mark.parametrize("seed", range(8))
 def test_its_pages_follow_forks_preemption_and_resumption(seed: int, layers: str) -> None:
-    """In a small arena with many answers, no guess of a head that knows is ever wrong, whatever happens to its pages.
-    """
+    """In a small arena with many answers, no guess of a head that knows is ever wrong, whatever happens to pages."""
     chance = random.Random(seed)
     most, page_size = chance.choice([1, 4, 8]), chance.choice([1, 4] if layers == "full" else [4, 8])
     engine = make_eager(1.0, most, layers, page_size=page_size, pages=chance.choice([90, 128]))

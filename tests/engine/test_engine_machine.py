@@ -68,9 +68,7 @@ def expect_embedding(text: tuple[int, ...], pooling: Pooling) -> Floats:
 
 
 def write_at_once(engine: Engine) -> None:
-    """Write a page to disk at once when it is offered to the store or evicted, so that later looks do not depend on the
-    pace of a thread.
-    """
+    """Write a page to disk as soon as the cache offers or evicts it, so that no look depends on a thread's pace."""
     writer = engine.cache.writer
     if writer is None:
         return

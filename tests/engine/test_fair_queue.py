@@ -54,8 +54,7 @@ class World:
             self.step()
 
     def expect_short_one_soon(self, steps: int) -> None:
-        """Assert that after so many steps another client's short request is answered within three steps; then end all.
-        """
+        """Assert that after so many steps a short request of another client is answered within three; then end all."""
         for _ in range(steps):
             self.step()
         asked_s = self.now

@@ -227,8 +227,7 @@ def test_clients_share_a_step_down_to_the_least_part(least: int, expected: list[
 
 
 def test_prompts_that_come_one_by_one_are_gathered() -> None:
-    """After a step with prompts, answers have some steps to themselves; every random prompt gets its turn, unchanged.
-    """
+    """After a step with prompts, answers have some steps to themselves; every prompt gets its turn, unchanged."""
     generator = np.random.default_rng(11)
     model, clock = FakeModel(), iter(range(10**6))
     engine = make_engine(model, max_batch_tokens=24, prefill_chunk_tokens=8, max_sequences=8, clock=lambda: next(clock))

@@ -1,4 +1,4 @@
-"""Inputs for the GPU kernels, and what NumPy makes of them."""
+"""Inputs for the GPU kernels, and NumPy's results for them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def skip_unless_emulated() -> None:
 
 
 def list_group_devices(count: int = 2) -> list[str]:
-    """Devices of which there are so many: the emulated one, and NVIDIA's where this machine shows as many."""
+    """List devices that can form a group of this size: the emulated one, and NVIDIA's if this machine has enough."""
     if find_gpu() != "cuda":
         return ["emulated"]
     try:
@@ -72,7 +72,7 @@ def random_floats(seed: int, *shape: int) -> Floats:
 
 
 def relative_error(result: Any, expected: Floats) -> float:
-    """Root mean square of the difference over that of what is expected; not-a-number stays so."""
+    """Return the root mean square of the difference over that of the expected numbers; NaN if a number is NaN."""
     if "bfloat16" in str(getattr(result, "dtype", "")):  # which NumPy does not have
         result = result.astype(load_mlx("emulated").float32)
     difference = np.asarray(result).astype(np.float64) - expected
@@ -83,7 +83,7 @@ def relative_error(result: Any, expected: Floats) -> float:
 def expect_product(
     tensors: Sequence[TensorSource], x: Floats, biases: Sequence[Floats] | None, gate: int, added: bool
 ) -> tuple[Floats, Floats | None]:
-    """The product as NumPy makes it, gated (1 silu, 2 gelu), plus a random residual where one is added; and that."""
+    """Return NumPy's product, gated (1 silu, 2 gelu), plus a random residual if `added`; and the residual."""
     expected = linear(REFERENCE, x, prepare(REFERENCE, tensors, biases))
     if gate:
         expected = activate(REFERENCE, expected, "silu" if gate == 1 else "gelu_tanh")
@@ -109,7 +109,8 @@ def note_launches(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def run_layer(
     ctx: Context, x: Any, gain: Floats, up: Sequence[TensorSource], down: Sequence[TensorSource]
 ) -> tuple[Any, Any]:
-    """Norm, product with gate, product with sum, norm, as the operators call for them: what is normed, and the sum."""
+    """Run norm, product with gate, product with sum, norm, as operators call them; return the normed rows and the sum.
+    """
     normed, stream = rms_norm(ctx, x, gain, 1e-5)
     made = activate(ctx, linear(ctx, normed, prepare(ctx, up)), "silu")
     return rms_norm(ctx, stream, gain, 1e-5, linear(ctx, made, prepare(ctx, down)))

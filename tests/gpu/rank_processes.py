@@ -17,7 +17,7 @@ Work = Callable[[Context, Any], Any]
 
 
 def join(device: str, rank: int, pipe: Connection) -> Context:
-    """A context that has joined that of the other process, which is at the end of the pipe."""
+    """Make a context that has joined the other process, which is at the end of the pipe."""
     os.environ[VISIBLE] = order_devices(rank, COUNT)
     ctx = Context(device)  # type: ignore[arg-type]
     inbox = make_inbox(ctx.gpu, COUNT)

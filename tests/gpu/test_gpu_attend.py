@@ -118,7 +118,7 @@ def test_panels_read_their_pages(gpu: Context, monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize("tiled_pairs", [0, 2**40])
 @pytest.mark.parametrize("name", BOTH_WAYS)
 def test_what_follows_is_seen(gpu: Context, monkeypatch: pytest.MonkeyPatch, name: str, tiled_pairs: int) -> None:
-    """By panels and by tiles, without a copy where these take the heads."""
+    """Panels and tiles both see it, and copy nothing if they can take the heads."""
     scene = BOTH_WAYS[name]
     monkeypatch.setattr(attend_gpu, "MAX_TILED_PAIRS", tiled_pairs)
     gpu.ledger.reset()
@@ -129,7 +129,7 @@ def test_what_follows_is_seen(gpu: Context, monkeypatch: pytest.MonkeyPatch, nam
 
 @pytest.mark.parametrize("by_panels", [True, False])
 def test_long_prompts_beside_short_ones(gpu: Context, monkeypatch: pytest.MonkeyPatch, by_panels: bool) -> None:
-    """A few queries go with many in one launch, very many are gathered; without panels all long prompts are."""
+    """One launch takes a few queries beside many; very many are gathered, and without panels all long prompts are."""
     monkeypatch.setattr(attend_gpu, "MAX_TILED_PAIRS", 128)
     monkeypatch.setattr(attend_gpu, "MAX_PANEL_PAIRS", 650)
     if not by_panels:
@@ -190,7 +190,7 @@ def test_single_tokens_read_their_pages(gpu: Context, name: str) -> None:
 
 
 def allow(ctx: Context) -> float:
-    """Of prompts: where they are attended in 16 bits, and where in f32."""
+    """Return the error allowed for prompts, which are attended in 16 bits on some devices and in f32 on others."""
     return NARROW if ctx.gpu.narrow or ctx.gpu.has_squares else EXACT
 
 

@@ -1,4 +1,4 @@
-"""Two GPUs as one: the answers of one, the same bits on both, and what happens when one of them ends."""
+"""Two GPUs as one: the answers of one GPU, the same bits on both, and the end of one of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DEVICES = list_group_devices()
 
 
 def make_settings(device: str, gpus: int = 2) -> Settings:
-    """Small, of one or several GPUs."""
+    """Return the settings of a small engine on one or several GPUs."""
     if device == "emulated":
         skip_unless_emulated()
     return Settings(

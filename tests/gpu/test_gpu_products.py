@@ -1,4 +1,4 @@
-"""Products of a library in recorded steps: which algorithm is taken, and sums that are left to the norm after them."""
+"""Products of a library in recorded steps: the choice of an algorithm, and sums that the next norm computes."""
 
 from __future__ import annotations
 

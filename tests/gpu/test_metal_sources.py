@@ -1,5 +1,6 @@
 """Every kernel that a Mac would launch, checked as Metal's compiler would: over families, types of weights, and the
-engine's own path. `msl` says how; nothing here needs a Mac, and nothing here shows that a number is right."""
+engine's own path. `msl` says how; nothing here needs a Mac, and nothing here checks a result.
+"""
 
 from __future__ import annotations
 
@@ -348,7 +349,7 @@ def test_pages_are_written_after_all_that_was_started(mx: StandIn) -> None:
 
 
 def test_what_follows_a_step_that_ran_ahead_waits_for_its_writes(mx: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MLX knows of no write into a pool, so launches after it could overtake it: a prompt, and another step."""
+    """MLX does not know of writes into a pool, so later launches, of a prompt or another step, could overtake one."""
     events: list[str] = []
 
     def note(name: str, owner: type) -> None:
@@ -399,7 +400,7 @@ def test_an_mlx_that_is_too_old_is_refused(mx: StandIn, monkeypatch: pytest.Monk
 
 
 def test_mlx_is_told_what_suits_a_mac(mx: StandIn, rows: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Buffers of commands that hold more than two products, weights that stay in memory, and sources that are short."""
+    """Buffers of commands hold more than two products, weights stay in memory, and sources are short."""
     own = {"MLX_MAX_OPS_PER_BUFFER": "7"}
     monkeypatch.setattr("os.environ", own)
     load_mlx("metal")
@@ -421,7 +422,7 @@ def test_metal_moves_four_numbers_at_once_and_counts_in_32_bits(rows: Source) ->
 
 
 def test_one_thread_launches_whoever_asks(mx: StandIn) -> None:
-    """MLX's compiled steps are those of a thread, and would be compiled in each that launches."""
+    """MLX's compiled steps belong to a thread, and every other thread that launches would compile them again."""
     with LLM("demo", device="metal", draft="off", arena_bytes=2**26) as llm:
         mx.threads.clear()
         asking = [threading.Thread(target=llm.generate, args=(["import os\n"], PARAMS)) for _ in range(2)]
@@ -458,7 +459,7 @@ def test_on_paper_an_m4_is_as_fast_as_it_has_to_be() -> None:
 
 
 def test_what_is_counted_on_paper_is_what_is_launched(mx: StandIn) -> None:
-    """The kernels of a layer of a model without biases, of one row, of 16 and of a prompt."""
+    """The kernels of a layer without biases, for one row, 16 rows and a prompt."""
     config, seed, tokens, _ = read_golden("llama-gqa-64")
     run = TinyRun(build_hf(Context("metal"), config, seed, "q8_0"), kv_type="bf16", sequences=16)  # type: ignore[arg-type]
     prompt = np.resize(tokens, 20)
@@ -476,7 +477,7 @@ def test_what_is_counted_on_paper_is_what_is_launched(mx: StandIn) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("standard", ["metal3.1", "metal4.0"])
 def test_apples_own_compiler_takes_what_was_launched(mx: StandIn, standard: str) -> None:
-    """All that the tests before this one launched, on a Mac whose Xcode knows the standard."""
+    """It compiles all that the tests before this one launched, on a Mac whose Xcode knows the standard."""
     include = Path(mx._real.__file__).parent / "include"
     if shutil.which("xcrun") is None or compile_by_apple("", standard, include):
         pytest.skip(f"there is no xcrun metal that knows {standard}")

@@ -52,7 +52,7 @@ SHAPES = [
 
 
 def assert_close_to_bf16(result: Floats, story: Story, window: int | None) -> None:
-    """Assert the definition's result with the same roundings; a weight half-way between two numbers may round either
+    """Assert the definition's result with the same roundings; half-way between two numbers a weight may round either
     way.
     """
     rounded = np.concatenate([compute_rounded(story, i, window, 0.3) for i in range(len(story.contexts))])

@@ -72,7 +72,7 @@ def make_raw(type_name: str, rows: int, columns: int, seed: int = 0) -> Bytes:
 
 
 def decode(type_name: str, raw: Bytes, rows: int, columns: int) -> Floats:
-    """Return the weights as the `gguf` package decodes them, or by their definition for our types and q8_k, which it
+    """Return the weights as the `gguf` package decodes them; by their definition if they are ours or q8_k, which it
     lacks.
     """
     if type_name.startswith("affine"):
@@ -225,7 +225,7 @@ def test_same_bits_for_any_batch_threads_and_isa(type_name: str) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("type_name", ["q4_k", "q6_k", "q8_0", "f16"])
 def test_long_rows_in_chunks_keep_their_bits(type_name: str, isa: str) -> None:
-    """Rows longer than a panel are summed in several goes; the sums go on where they were."""
+    """Rows longer than a panel are summed in several passes, each of which goes on from the last sums."""
     runtime, columns, rows, tokens = native.Runtime(2, isa), 256 * 37, 40, 110  # amx takes 96 tokens at a time
     raw, x = make_raw(type_name, rows, columns), make_input(tokens, columns)
     weight = make_weight(runtime, [(type_name, rows, raw, None)], columns)

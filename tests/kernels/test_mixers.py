@@ -138,8 +138,7 @@ def test_every_input_counts(name: str, isa: str) -> None:
 
 
 def is_read(ctx: Context, mixer: Mixer, inputs: Sequence[Floats], array: Floats, column: int, whole: Floats) -> bool:
-    """Return True if a change of the last token's number in `column` changes its result; that of no other may change.
-    """
+    """Return True if a change of the last token's number in `column` changes its result; other tokens' must stay."""
     before = array[-1, column]
     array[-1, column] += 1
     changed, _ = run_parts(ctx, mixer, inputs, [6])

@@ -1,8 +1,8 @@
-"""Tiny models of families that only GGUF files are known of: metadata and tensors, stated without any of mlxr's code.
+"""Tiny models of families that are known only from GGUF files: metadata and tensors, without any of mlxr's code.
 
-A model is a row of MODELS: what its metadata say besides the sizes, and the tensors of its layers in a short form. The
-weights follow from the name. tests/peers writes them into files for llama.cpp, with `gguf`'s own writer, and keeps the
-logits that llama.cpp has for them in gguf_goldens/.
+A model is a row of MODELS: its metadata besides the sizes, and the tensors of its layers in a short form. The weights
+follow from the name. tests/peers writes them into files for llama.cpp, with `gguf`'s own writer, and keeps llama.cpp's
+logits for them in gguf_goldens/.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Tiny:
-    """A model: the tensors of a layer, what the metadata say, and sizes that are not the usual ones.
+    """A model: the tensors of a layer, the metadata, and unusual sizes.
 
-    Behind a name `+` stands for a bias, `!` for no `.weight` behind the name, `*2` for twice as many rows, and `*h` for
-    a row for each head.
+    After a name `+` stands for a bias, `!` for no `.weight` after the name, `*2` for twice as many rows, and `*h` for a
+    row
+    for each head.
     """
 
     layer: str
@@ -216,7 +217,7 @@ MODELS: dict[str, Tiny] = {
 
 
 def make(name: str, sizes: Sizes = Sizes()) -> tuple[dict[str, Any], Arrays]:
-    """The metadata of a model, without the prefix of its architecture, and its tensors by GGUF's names."""
+    """Return a model's metadata, without the prefix of its architecture, and its tensors by GGUF's names."""
     tiny, random = MODELS[name], np.random.RandomState(zlib.crc32(name.encode()))
     layers = tiny.layers if tiny.layers != Tiny.layers else sizes.layers
     heads, widths = [sizes.heads] * layers, [sizes.ffn] * layers

@@ -82,7 +82,7 @@ def look(model: Model, name: str) -> Any:
 
 
 def change(model: Model, changes: dict[str, Any]) -> Model:
-    """The model with other things in all of the layers that have them."""
+    """Return the model with other parts in all of the layers that have them."""
     for name, value in changes.items():
         if name in OF_MODEL:
             model = replace(model, **{name: value})
@@ -116,7 +116,7 @@ def _change_layer(model: Model, at: int, name: str, value: Any) -> Layer:
     layer = model.layers[at]
 
     def turn(attention: Attention) -> Attention:
-        """Rotations of layers with windows are changed alone, where they are others."""
+        """If layers with windows have rotations of their own, only those change."""
         rope = attention.rope
         is_own = attention.window is not None and not rope.has_factors
         if name == "window_rope_theta":

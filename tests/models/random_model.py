@@ -42,10 +42,10 @@ _IN_MIXTURES = re.compile(r"(ffn_gate_inp|ffn_\w+_(sh)?exps?|exp_probs_b)\b")  #
 
 
 def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """Every tensor a model folder with this configuration has.
+    """Return every tensor that a model folder with this configuration has.
 
-    Most are those of the model that the configuration states, by the names of folders; transformers refuses what it has
-    otherwise when it computes the golden logits.
+    Most are those of the model that the configuration states, by the names of folders. If they were wrong, transformers
+    would refuse the folder when it computes the golden logits.
     """
     kind, table = config["model_type"], (config["vocab_size"], config.get("hidden_size"))
     for start, list_others in _OTHERS.items():
@@ -134,7 +134,7 @@ RELATIVES = {
 
 
 def give_name(monkeypatch: Any, model_type: str, name: str) -> None:
-    """Have folders of this `model_type` be files of the architecture `name`."""
+    """Convert folders of this `model_type` to files of the architecture `name`."""
 
     def state(c: Any, of_folder: Any) -> None:
         of_folder(c)
@@ -563,7 +563,7 @@ def _make_all(config: Config, shapes: Mapping[str, tuple[int, ...]], seed: int) 
 
 
 def make_head_weights(config: Config, seed: int) -> Weights:
-    """The layer that drafts of such a model, as one more layer, or apart from the others in Qwen3.5's files."""
+    """Make the draft layer of such a model, as one more layer, or apart from the others as in Qwen3.5's files."""
     shapes = make_shapes(config)
     last = max(name.split(".self_attn.")[0] for name in shapes if ".self_attn.q_proj." in name)
     hidden, table = config["hidden_size"], (config["vocab_size"], config["hidden_size"])

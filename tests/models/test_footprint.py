@@ -1,5 +1,4 @@
-"""The bytes of a model that a token reads: those of its file, of its layers, and of experts that several tokens share.
-"""
+"""The bytes of a model that a token reads: of its file, of its layers, and of experts that several tokens share."""
 
 from __future__ import annotations
 

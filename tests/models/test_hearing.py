@@ -107,7 +107,7 @@ def test_frames_rows_and_answers_are_those_of_transformers(folders: Path, case: 
 
 
 def list_changes(spec: EarSpec) -> list[EarSpec]:
-    """Ears of which one number is another one, without tensors of other shapes."""
+    """List ears that differ in one number each, with tensors of the same shapes."""
     changed = []
     for name in ("window", "cap"):
         if hasattr(spec.layers[0], name):

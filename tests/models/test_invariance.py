@@ -123,9 +123,7 @@ def test_instruction_sets_give_equal_bits(type_name: str) -> None:
 
 @pytest.mark.parametrize("type_name", WEIGHT_TYPES)
 def test_cpu_follows_the_reference_on_the_same_weights(type_name: str) -> None:
-    """Activations differ: they are int8 with quantised weights, and 32 times finer with f16; with f32 they are the
-    same.
-    """
+    """Activations differ: int8 with quantised weights, 32 times finer with f16; with f32 they are the same."""
     reference = TinyRun(Decoder(Context("reference"), model_from_folder(CONFIG), tensors_of(type_name)), longest=75)
     expected = reference.run(PROMPT)
     logits = run(build(type_name, 2), PROMPT, kv_type="f32")

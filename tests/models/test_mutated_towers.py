@@ -21,7 +21,7 @@ FILES, LARGEST = 200, 256
 
 
 def mutate(whole: File, random: np.random.Generator) -> File:
-    """Up to three values of the metadata changed, or left out, and perhaps a tensor of another shape, or missing."""
+    """Change or leave out up to three values of the metadata, and perhaps reshape or drop a tensor."""
     metadata, tensors = dict(whole.metadata), list(whole.tensors)
     keys = [key for key in metadata if key.startswith("clip.")]
     for key in map(str, random.choice(keys, int(random.integers(4)), replace=False)):

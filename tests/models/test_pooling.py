@@ -1,4 +1,4 @@
-"""Texts become vectors as the model's files say, whichever way they are asked for."""
+"""Texts become vectors as the model's files say, by every way of asking."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ class Storage:
 
 
 class Reduced:
-    """Pickles as a call of what its module and name say."""
+    """Pickles as a call of the function that its module and name name."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         self.function, self.arguments = function, arguments

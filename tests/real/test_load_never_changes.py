@@ -151,9 +151,7 @@ def sort_events(events: Iterable[TokenEvent]) -> Answers:
 
 
 def without_load(event: TokenEvent) -> tuple[object, ...]:
-    """Return the parts of an event that must not depend on the load: all but its request's number and the cached
-    tokens.
-    """
+    """Return the parts of an event that load must not change: all but its request's number and the cached tokens."""
     usage = (event.usage.prompt_tokens, event.usage.completion_tokens)
     return (event.token_id, event.logprob, event.top, event.finish_reason, usage, event.error)
 

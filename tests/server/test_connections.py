@@ -1,5 +1,4 @@
-"""Connections of a server: their bound, which ones it closes for others, and its log when it runs short of descriptors.
-"""
+"""Connections of a server: their bound, which ones it closes for others, and its log when descriptors run short."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ def load_demo() -> tuple[Tokenizer, GrammarCompiler]:
 
 
 def takes(text: str, grammar: Grammar | str, answer: Grammar | None = None, *, parse_special: bool = False) -> bool:
-    """Return True if every token of `text` is allowed, and then an end; it may spell control tokens if `parse_special`.
+    """Return True if every token of `text` is allowed, and then an end; with `parse_special` it may hold control
+    tokens.
     """
     demo, compiler = load_demo()
     constraint = compiler.compile(grammar, answer)

@@ -1,6 +1,7 @@
-"""Checks the source of a kernel as Metal's compiler would: by clang's syntax checker over `declarations`, and by what
-MSL forbids besides. What Apple's own compiler knows alone (registers, its code, its macros) is not seen so; on a Mac
-that has Xcode `compile_by_apple` asks it.
+"""Checks the source of a kernel as Metal's compiler would: by clang's syntax checker over `declarations`, and by
+further
+rules of MSL. It does not see what only Apple's compiler knows (registers, its code, its macros); on a Mac with Xcode
+`compile_by_apple` asks that compiler.
 
 A source is parsed twice, in both standards that MLX may ask for: as MLX writes it, and with its template arguments as
 constants in front, so that types have sizes.
@@ -64,7 +65,7 @@ _FUNCTIONS = (
 
 
 class Checker:
-    """Says what is wrong with sources. `folder` is where the declarations are written to."""
+    """Finds the problems of sources. The declarations are written to `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._index = folder, Index.create()
@@ -90,7 +91,7 @@ class Checker:
         return self._checked[source]
 
     def _parse(self, standard: tuple[str, int], text: str) -> TranslationUnit:
-        """Those of one standard are one unit that is parsed anew, for which clang keeps the headers."""
+        """Parse a text; texts of one standard share a unit that is parsed again, for which clang keeps the headers."""
         prepared = [(_FILE, _INCLUDE + _prepare(text))]
         if standard in self._units:
             self._units[standard].reparse(prepared)
@@ -172,7 +173,7 @@ def _round(size: int) -> int:
 
 
 def _list_shared(kernel: Cursor) -> Iterator[int]:
-    """Bytes of each variable of the kernel in the threadgroup's memory."""
+    """Yield the bytes of each variable of the kernel in the threadgroup's memory."""
     for cursor in kernel.walk_preorder():
         if cursor.kind == CursorKind.VAR_DECL and _find_space(cursor) == _THREADGROUP:
             yield cursor.type.get_size()

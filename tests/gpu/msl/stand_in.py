@@ -1,7 +1,7 @@
-"""A stand-in for `mlx.core` on a Mac: kernels that are launched are written down as MLX would compile them, and give
-zeros. So the very path of a Mac runs where there is none, `mx.compile` included.
+"""A stand-in for `mlx.core` on a Mac: it records launched kernels as MLX would compile them, and returns zeros. So the
+whole path of a Mac, `mx.compile` included, runs on other machines.
 
-What MLX writes around a body is in its backend/common/metal_kernel.cpp (`write_signature`).
+MLX writes the code around a body in its backend/common/metal_kernel.cpp (`write_signature`).
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def _write_constant(name: str, value: Any) -> tuple[str, str, str]:
 
 @contextmanager
 def stand_in() -> Iterator[StandIn]:
-    """Let `mlx.core` be one for whoever imports it now; afterwards it is MLX again, on the device that it had."""
+    """Put a stand-in in the place of `mlx.core`; afterwards it is MLX again, on the device that it had."""
     import mlx
     import mlx.core as real
 
