@@ -109,8 +109,7 @@ def note_launches(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def run_layer(
     ctx: Context, x: Any, gain: Floats, up: Sequence[TensorSource], down: Sequence[TensorSource]
 ) -> tuple[Any, Any]:
-    """Run norm, product with gate, product with sum, norm, as operators call them; return the normed rows and the sum.
-    """
+    """Run norm, product with gate, product with sum, norm, as operators call them: the normed rows and the sum."""
     normed, stream = rms_norm(ctx, x, gain, 1e-5)
     made = activate(ctx, linear(ctx, normed, prepare(ctx, up)), "silu")
     return rms_norm(ctx, stream, gain, 1e-5, linear(ctx, made, prepare(ctx, down)))

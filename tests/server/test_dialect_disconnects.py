@@ -1,4 +1,4 @@
-"""A client that goes takes its answers along, whatever it asked for; one that stays gets errors in its dialect."""
+"""When a client leaves, its answers end, whatever it asked for; a client that stays gets errors in its dialect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watchers that read slowly or not at all, engines that are slow or fail, who comes when: over engines that count."""
+"""Watchers that read slowly or not at all, engines that are slow or fail, late arrivals: over engines that count."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class CountingPool:
 
 
 async def read_until(watcher: Watcher, view: LiveView, is_done: Callable[[LiveView], bool]) -> None:
-    """Apply what comes until `is_done`."""
+    """Apply events until `is_done`."""
     async with asyncio.timeout(20):
         while not is_done(view):
             frames = await watcher.take()

@@ -1,4 +1,4 @@
-"""The routes of llama.cpp's server: completions in its own shape, properties, slots, vectors, what is refused."""
+"""The routes of llama.cpp's server: completions in its own shape, properties, slots, vectors, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many streams at once, some of whose clients go: every answer is what it is alone, and every page comes back.
+"""Many streams at once, and clients that leave some: every answer is the same as alone, and every page comes back.
 
 The long form, with 256 clients for minutes, is bench/server_load.py.
 """
@@ -47,7 +47,7 @@ def make_body(number: int) -> dict[str, object]:
 
 
 async def ask(client: httpx.AsyncClient, number: int, leave_after: int | None = None) -> Answer | None:
-    """One streamed answer; None when the client left after so many chunks."""
+    """Stream one answer; return None if the client left after so many chunks."""
     texts: list[str] = []
     tokens: list[str] = []
     counted = chunks = 0

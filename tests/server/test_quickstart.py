@@ -114,7 +114,7 @@ def running(place: Path) -> Iterator[RunningServer]:
 def run(
     running: RunningServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[[str], str]:
-    """Does what a reader types, for the server of the test instead of one on the page's port; gives the output."""
+    """Runs a reader's command for the server of the test instead of one on the page's port; returns the output."""
     address = running.url.removeprefix("http://")
     port = address.rpartition(":")[2]
     monkeypatch.setattr("mlxr.cli.serve.serve_app", serve_once)

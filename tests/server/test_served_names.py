@@ -1,4 +1,4 @@
-"""Which model answers for which name: names of models, aliases, and names that no model has."""
+"""The model that answers for a name: names of models, aliases, and names that no model has."""
 
 from __future__ import annotations
 

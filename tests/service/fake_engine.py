@@ -1,4 +1,4 @@
-"""An engine that says what a script tells it to, and a tokenizer of arbitrary pieces: the seams around a session."""
+"""An engine that follows a script, and a tokenizer of arbitrary pieces: the seams around a session."""
 
 from __future__ import annotations
 

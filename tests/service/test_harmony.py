@@ -1,4 +1,4 @@
-"""gpt-oss: messages in channels, read whatever the cut, written as its template shows them, and kept by grammars."""
+"""gpt-oss: messages in channels, read however they are cut, shown as its template shows them, enforced by grammars."""
 
 from __future__ import annotations
 

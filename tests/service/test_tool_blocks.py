@@ -1,4 +1,4 @@
-"""Calls that are no JSON: those of Qwen3-Coder and Nemotron 3, GLM 4.5 to 4.7 and LFM 2, read, enforced and shown."""
+"""Calls that are not JSON: those of Qwen3-Coder and Nemotron 3, GLM 4.5 to 4.7 and LFM 2, read, enforced and shown."""
 
 from __future__ import annotations
 

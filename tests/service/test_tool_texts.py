@@ -74,7 +74,7 @@ JSON_CALLS = {
 
 
 def write_call(format_name: str, name: str, **values: str) -> str:
-    """A call as the format's grammar has it; the values of texts are as they are, `n` is a number."""
+    """Write a call as the format's grammar has it; texts stand as they are, and `n` is a number."""
     plain = {key: value if key == "n" else json.dumps(value, ensure_ascii=False) for key, value in values.items()}
     if format_name in JSON_CALLS:
         pairs = ", ".join(f'"{key}": {value}' for key, value in plain.items())
@@ -170,7 +170,7 @@ def test_no_cut_of_a_text_changes_what_is_read(format_name: str, data: st.DataOb
 
 @pytest.mark.parametrize("format_name", ["generic", "hermes", "xml", "seed"])
 def test_a_run_of_calls_that_must_come_has_each_once(format_name: str) -> None:
-    """A model that has to call writes the same call until its tokens run out; what is new behind it is kept."""
+    """A model that has to call repeats the same call until its tokens run out; new calls after it are kept."""
     a, b, c = (write_call(format_name, "say", t=text) for text in ("a", "b", "abc"))
     for calls, texts, is_over in (
         ([a, a, b], "a b", False),
@@ -210,7 +210,7 @@ LARK = {
 @settings(max_examples=choose_amount(80))
 @given(data=st.data())
 def test_a_value_ends_where_the_grammar_ends_it(format_name: str, data: st.DataObject) -> None:
-    """Whatever a text holds: what the grammar allows is read as the call that was written."""
+    """Whatever a text holds, a call that the grammar allows is read as the call that was written."""
     words = st.sampled_from([*ENDS[format_name], "a", "\n", " ", "x = 1", "é"])
     value = "".join(data.draw(st.lists(words, max_size=5)))
     number = data.draw(st.sampled_from(["1", "-2.5", "1e999"]))
@@ -264,7 +264,7 @@ NULL = {"type": "null"}
 def test_references_are_enforced_and_typed(
     format_name: str, schema: dict[str, object], good: dict[str, object], bad: list[str]
 ) -> None:
-    """By the client's schema for the parser, and by what the library makes of it for the grammar."""
+    """The parser uses the client's schema, the grammar the library's version of it."""
     parameters = {
         "type": "object",
         "properties": {"t": schema, "other": {"type": "boolean"}},
