@@ -1,4 +1,4 @@
-"""Models with two lists of factors for their rotation: which list counts, and what is found again in the cache."""
+"""Models with two lists of factors for their rotation: the list that counts, and what the cache finds again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replicas die in every place of a reply, on real sockets; a client gets its whole answer from those that are left."""
+"""Replicas die in every place of a reply, on real sockets; the client gets its whole answer from the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks and pages as bytes: whatever comes that is not what was asked for, whole and right, is refused."""
+"""Asks and pages as bytes: only the pages that were asked for, whole and right, are taken."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def make_case(ctx: Context, rows: int, columns: int, **named: Any) -> Case:
 
 
 def check_norm(case: Case, norm: Any = rms_norm) -> None:
-    """Assert that the norm with the sum is the reference's; a GPU rounds the factor of a 16-bit gate."""
+    """Assert that the norm with the sum is the reference's; a GPU rounds what a 16-bit gate multiplies."""
     allowed = NARROW if case.gate in ("bf16", "f16") and case.ctx.gpu.narrow else EXACT
     weight = random_floats(5, case.stream.shape[1])
     normed, summed = norm(case.ctx, case.ctx.gpu.mx.array(case.stream), weight, 1e-5, case.run())

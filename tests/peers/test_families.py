@@ -349,7 +349,7 @@ def test_losses_of_tokens(family: str, text: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [*READ_ONLY, "mixed"])
 def test_losses_in_types_that_are_only_read(kind: str, text: Path, tmp_path: Path) -> None:
-    """Random blocks in the place of all matrices of a model, of one type or of all in turn."""
+    """All matrices of a model get random blocks, of one type or of all in turn."""
     source, model = tmp_path / "f32.gguf", tmp_path / f"{kind}.gguf"
     run("convert", make_folder(tmp_path / "llama", *FAMILIES["llama"]), source, "--type", "f32")
     file, random, tensors = open_gguf(source), np.random.RandomState(1), []
@@ -403,7 +403,7 @@ UNREAD: dict[str, tuple[range, dict[str, tuple[int, ...]], dict[str, Any]]] = {
 
 
 def add_unread(path: Path, layers: range, shapes: dict[str, tuple[int, ...]], keys: dict[str, Any]) -> Path:
-    """Give a file what llama.cpp asks for and `mlxr convert` leaves out, such as an indexer that chooses all tokens."""
+    """Give a file what llama.cpp wants and `mlxr convert` leaves out, such as an indexer that chooses all tokens."""
     file, random, out = open_gguf(path), np.random.RandomState(3), path.with_suffix(".unread.gguf")
     tensors = [
         TensorToWrite.from_source(tensor, name=name, type_name=tensor.type_name)
@@ -457,7 +457,7 @@ def read_our_losses(model: Path, text: Path, lines: Path) -> tuple[list[int], ND
 
 
 def compute_their_losses(model: Path, scored: list[int]) -> NDArray[np.float64]:
-    """The loss that llama.cpp has for each token of the text from the second on, which must be `scored`."""
+    """Return llama.cpp's loss for each token of the text from the second on; these must be `scored`."""
     llama = open_llama(model, 512, **THEIR_OPTIONS)
     tokens = llama.tokenize(TEXT.encode(), add_bos=False, special=False)
     assert tokens[1:] == scored

@@ -1,5 +1,7 @@
-"""Towers of every kind against llama.cpp's libmtmd: the rows of pictures that need no other size, and the loss of each
-token of the text around them, in random files as its converter writes them."""
+"""Towers of every kind against llama.cpp's libmtmd: rows of pictures in sizes that both keep, and the loss of each
+token
+of the text around them, in random files as its converter writes them.
+"""
 
 from __future__ import annotations
 
@@ -57,9 +59,12 @@ CASES: dict[str, tuple[tuple[int, int] | None, float | None]] = {
 
 
 def change(case: str) -> Golden:
-    """The tiny model as llama.cpp runs it, which takes every sixth layer of Gemma 3 alone for one without a window,
-    caps what Gemma 4 gives, has one size of windows for Qwen2.5-VL, and leaves a pair of Qwen3-VL unturned whose axis
-    has none left, where `transformers` turns it by time: the slowest two of the real ones, but a quick one here."""
+    """Return the tiny model as llama.cpp runs it. That takes only every sixth layer of Gemma 3 for one without a
+    window,
+    caps Gemma 4's logits, and has one size of windows for Qwen2.5-VL. In Qwen3-VL it leaves a pair unturned whose axis
+    has
+    no pairs left, which `transformers` turns by time: one of the two slowest in real models, but a quick one here.
+    """
     golden = read_golden(case)
     text, tower = dict(golden.config["text_config"]), dict(golden.config["vision_config"])
     if case == "gemma3":
@@ -74,7 +79,7 @@ def change(case: str) -> Golden:
 
 
 def roll_positions(path: Path, target: Path) -> Path:
-    """A tower of InternVL as libmtmd reads it: its token besides the patches has the last position, not the first."""
+    """Write a tower of InternVL as libmtmd reads it: its extra token has the last position, not the first."""
     with open_gguf(path) as file:
         numbers = {name: read_numbers(tensor) for name, tensor in file.tensors.items()}
         numbers["v.position_embd.weight"] = np.roll(numbers["v.position_embd.weight"], -1, axis=0)

@@ -1,4 +1,4 @@
-"""Threads for long work: how many there are, who is refused, and that nobody waits for them at the end."""
+"""Threads for long work: their number, refused work, and an end that waits for none of them."""
 
 from __future__ import annotations
 

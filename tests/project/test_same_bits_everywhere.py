@@ -60,7 +60,7 @@ REFERENCES = {
 
 
 def list_uses(path: Path) -> set[str]:
-    """The functions of NumPy's that a file calls or hands on."""
+    """Return NumPy's functions that a file calls or passes on."""
     text = path.read_text()
     if not MENTION.search(text):
         return set()

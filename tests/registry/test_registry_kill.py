@@ -74,7 +74,7 @@ def start_children(folder: Path, endpoint: str) -> None:
 
 
 def check_models(registry: Registry) -> int:
-    """Every listed model is whole; their number."""
+    """Check that every listed model is whole; return their number."""
     records = registry.list()
     for record in records:
         assert record.problem is None

@@ -17,7 +17,7 @@ ALPHABET = list_byte_characters()
 
 
 def make_metadata(merges: list[str], markers: dict[str, TokenType] | None = None, **keys: object) -> dict[str, Any]:
-    """The 256 bytes, what `merges` make of them, and `markers`."""
+    """Make a vocabulary of the 256 bytes, the results of `merges`, and `markers`."""
     made = list(dict.fromkeys(merge.replace(" ", "") for merge in merges))
     markers = markers or {}
     return {
@@ -36,7 +36,7 @@ def spell(tokenizer: Tokenizer, text: str, *, parse_special: bool = False) -> li
 
 
 def cut(pre: str, text: str) -> list[str]:
-    """The words that `pre` cuts `text` into: a vocabulary in which every word of this test is one token."""
+    """Cut `text` into words as `pre` does, with a vocabulary in which every word of this test is one token."""
     merges: list[str] = []
     known = set(ALPHABET)
     for start in range(len(text)):

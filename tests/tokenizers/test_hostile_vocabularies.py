@@ -1,4 +1,4 @@
-"""Vocabularies with anything anywhere: they load, or they are refused with an error of ours, never otherwise."""
+"""Vocabularies with anything anywhere load, or are refused with an error of ours, and nothing else."""
 
 from __future__ import annotations
 

@@ -129,12 +129,12 @@ def start(self: Any, timeout_seconds: int = 60) -> None:
 
 
 def match_regex(regex: str, text: str) -> bool:
-    """As llama.cpp's; of what its own test model would say only that there is something."""
+    """Match as llama.cpp does; where only its test model's words would match, any text does."""
     return bool(text) if regex in MODEL_TEXTS else MATCH_REGEX(regex, text)
 
 
 def with_fields(send: Any) -> Any:
-    """`send` with the fields of requests that mlxr has in place of the server's flags."""
+    """Wrap `send` to add the fields of requests that mlxr has in place of the server's flags."""
 
     def sending(self: Any, method: str, path: str, data: Any = None, *rest: Any, **named: Any) -> Any:
         if isinstance(data, dict):
