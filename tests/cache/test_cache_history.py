@@ -24,7 +24,7 @@ from mlxr.cache.shapes import CacheShape, LayerCache, StateShape
 from mlxr.core.errors import OutOfPages
 from mlxr.core.stats import StoreDrop
 
-PICK = st.integers(0, 999)  # of what there is, if anything: nothing drawn may depend on how fast the disk is
+PICK = st.integers(0, 999)  # an index into what there is, if anything: no draw may depend on how fast the disk is
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=13)
 HISTORIES = settings(
     max_examples=choose_amount(200),
@@ -146,7 +146,7 @@ class CacheHistory(RuleBasedStateMachine):
         if fork:
             self.alive.append((self.now.cache.fork(table), tokens[: table.length_tokens]))
         if table.keys is not None:
-            table.keys = table.keys.fork(table.full_pages)  # of a sequence that goes on otherwise
+            table.keys = table.keys.fork(table.full_pages)  # as a sequence that goes on with other tokens
         tokens[:] = wanted
         self.now.fill(table, tokens, len(tokens))
 

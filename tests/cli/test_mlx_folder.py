@@ -35,7 +35,7 @@ SETTINGS = Settings(arena_bytes=2**22, kv_type="f32")
 MAX_ERROR = {"cpu": 0.05, "mlx-cpu": 2e-5, "emulated": 2e-5}  # the CPU rounds activations to 8 bits
 GPU = find_gpu()
 if GPU is not None:
-    MAX_ERROR[GPU] = 0.08  # rounds to 16 bits, and so do weights; an H200 came to 0.043
+    MAX_ERROR[GPU] = 0.08  # rounds inputs and weights to 16 bits; an H200 came to 0.043
 
 
 def write_folder(folder: Path, *, tied: bool = True, plain: bool = False, **quantization: object) -> Path:

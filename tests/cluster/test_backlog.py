@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mlxr.cluster.router import Backlog, Load, NoReplica, Router
 
-LATE_S = 1.0  # at most, for prompts on their way to the replica and for what it says on its way back
+LATE_S = 1.0  # at most, for prompts on their way to the replica and for its notices on their way back
 
 
 def send_all(*tokens: int) -> Backlog:
@@ -129,10 +129,10 @@ class Truth:
         self.known: dict[int, Sent] = {}  # not settled
         self.arriving: deque[Sent] = deque()
         self.queue: deque[Sent] = deque()  # at the replica, with tokens left
-        self.reports: deque[tuple[float, float, int, int]] = deque()  # when each comes, is made, and what it says
+        self.reports: deque[tuple[float, float, int, int]] = deque()  # when each comes and was made, and its numbers
         self.computed: deque[tuple[float, int]] = deque()  # notices of first tokens
         self.running: set[int] = set()  # requests at the replica
-        self.live: set[int] = set()  # requests of whose end the front has not heard
+        self.live: set[int] = set()  # requests whose end the front has not heard of
         self.ended: deque[tuple[float, int]] = deque()  # notices of that
         self.count = 0
 

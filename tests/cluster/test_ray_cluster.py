@@ -216,7 +216,7 @@ def test_an_answer_goes_on_when_its_replica_is_killed(cluster: Cluster, killed: 
         for process_id in cluster.process.find_replicas()[:killed]:
             os.kill(process_id, signal.SIGKILL)
         assert [text_of(one.result()) for one in asked] == expected
-    if killed == 2:  # else all may have been where none was killed
+    if killed == 2:  # otherwise all may have been in the replica that was not killed
         assert sum(cluster.count(r'mlxr_cluster_requests_total\{reason="continued"')) > continued
     cluster.process.wait_for_replicas(2)
 

@@ -58,7 +58,7 @@ def test_a_draft_may_be_wrong_at_any_place(right: int) -> None:
     timings = events[-1].timings
     assert timings is not None
     assert (timings.accepted_tokens == timings.drafted_tokens) == (right == 7)
-    steps = -(-23 // (right + 1))  # that decode: of each the last token is drawn without a right guess
+    steps = -(-23 // (right + 1))  # that decode: the last token of each is drawn without a right guess
     assert timings.accepted_tokens == engine.stats().accepted_tokens == 23 - steps
     assert engine.stats().decode_tokens == 23  # the last token of an answer is never computed
     assert engine.stats().steps == 1 + steps
@@ -138,7 +138,7 @@ def test_lookup_finds_the_longest_and_latest_match() -> None:
     assert lookup.propose(4) == []
     for token in (2, 3):
         lookup.add(token)
-    assert lookup.propose(1) == [4]  # 1 2 3 4 8 2 3: of two matches as long the later one, which went on with 4
+    assert lookup.propose(1) == [4]  # 1 2 3 4 8 2 3: of two equally long matches the later one, which went on with 4
 
 
 def test_lookup_goes_on_with_itself() -> None:

@@ -113,7 +113,7 @@ def test_figures_wait_for_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
             await asyncio.sleep(0.05)
             stats, age_s = await figures.get()
             assert (stats.prefill_tokens, stats.running_sequences, age_s >= 0.05) == (0, 0, True)
-            monkeypatch.setattr(engine_thread, "KEEP_S", 0.0)  # what is so before the next step is kept
+            monkeypatch.setattr(engine_thread, "KEEP_S", 0.0)  # the state before the next step is kept
             gate.let_pass()
             await gate.wait_for_step()
             stats, age_s = await figures.get()

@@ -146,7 +146,7 @@ def test_shared_steps_take_little_time_but_not_too_few_tokens(token_s: float, to
     fair_queue = FairQueue()
     assert fair_queue.limit_chunk(512) == 512  # nothing is known
     fair_queue.count_step(10.0, 63)
-    assert fair_queue.limit_chunk(512) == 512  # nor by a step that reads the weights for few tokens
+    assert fair_queue.limit_chunk(512) == 512  # nor by a step that reads the weights for only a few tokens
     fair_queue.count_step(64 * token_s, 64)
     assert fair_queue.limit_chunk(512) == tokens
     assert fair_queue.limit_chunk(96) == (96 if token_s < 0.001 else 12)
@@ -223,7 +223,7 @@ def run_storm(seed: int, sizes: dict[str, int]) -> tuple[World, dict[int, float]
     def ask(client: int) -> None:
         nonlocal places
         places += 1
-        # some come with each request anew, as connections do
+        # every other client has a new name for each request, as connections do
         name = f"client {client}" if client % 2 else f"connection {places}"
         answers = chance.choice([1, 1, 1, 2, 4])
         params = SamplingParams(max_tokens=chance.choice([1, 4, 20]), n=answers, seed=client)

@@ -43,10 +43,10 @@ def test_who_never_guesses_is_seldom_asked_but_told_all_tokens() -> None:
     drafter = opened[0]
     assert 10 < drafter.asked < len(answer) // 3
     assert drafter.told == [*PROMPT, *answer][: len(drafter.told)]
-    assert len(drafter.told) > len(PROMPT) + len(answer) - 12  # all that were there when it was asked last
+    assert len(drafter.told) > len(PROMPT) + len(answer) - 12  # all tokens up to the last time it was asked
     engine.submit(EngineRequest([9, *PROMPT], SamplingParams(max_tokens=3)))
     run_all(engine)
-    assert opened[1].asked > 0  # who begins is asked at once, whatever was found before
+    assert opened[1].asked > 0  # a new answer asks at once, whatever was found before
 
 
 def test_what_cannot_pay_is_not_planned() -> None:

@@ -193,7 +193,7 @@ def test_a_growing_answer_has_one_snapshot_behind_it_that_the_disk_does_not_see(
         assert list_snapshots(engine) == [place for place in sorted({20, last}) if 20 <= place <= last and place != 36]
     assert last == 48
     engine.cache.flush()
-    assert count_files(tmp_path) == 2  # of the prompt's end, and of the place where there is one once in 36 tokens
+    assert count_files(tmp_path) == 2  # at the prompt's end, and at the place that has a snapshot once in 36 tokens
     engine.cancel(request)
     engine.check()
     engine.close()
@@ -313,7 +313,7 @@ def test_a_boundary_counts_with_all_its_parts_or_not_at_all(part: str, tmp_path:
     harmed.write_bytes(harmed.read_bytes()[:-1] + b"\xaa")
     engine = open_engine(store_folder=tmp_path)
     logging.disable(logging.CRITICAL)
-    assert serve(engine, prompt) == 12  # of the last boundary at which there are both
+    assert serve(engine, prompt) == 12  # at the last boundary that has both
     logging.disable(logging.NOTSET)
     assert engine.stats().cache.disk_hit_tokens == 12
     assert serve(engine, prompt) == 36

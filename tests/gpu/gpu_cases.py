@@ -137,7 +137,7 @@ class Scene:
     projected: Projected = "qkv"
     temperature: QueryTemperature | None = None
     symmetric: bool = False
-    picture: tuple[int, int] | None = None  # from which position to which all texts have a picture, seen both ways
+    picture: tuple[int, int] | None = None  # start and end of a picture in all texts, seen both ways
 
     def table(self) -> RopeTable:
         rot_dim = self.head_dim if self.rot_dim == 0 else max(self.rot_dim, 0)

@@ -24,7 +24,7 @@ DECODE = {
     "one key head": Scene(8, 1, 96, 16, (19, 48), (1, 1), rot_dim=48),
     "head of 80, normed": Scene(6, 3, 80, 8, (9, 20), (1, 1), normed=True),
     "head of 256": Scene(4, 1, 256, 16, (50,), (1,), interleaved=True),
-    # In f32: a key that lies between two bf16 numbers is rounded one way by this GPU and the other way by that one.
+    # In f32, GPUs may round a key that lies between two bf16 numbers in different directions.
     "head of 512": Scene(4, 2, 512, 16, (37, 4), (1, 1), rot_dim=512, sunk=True, kv_type="f32"),
     "window": Scene(4, 2, 64, 8, (100, 10), (1, 1), window=37),
     "shares": Scene(4, 2, 64, 32, (1100, 3), (1, 1), kv_type="f32"),

@@ -137,7 +137,7 @@ class FakeContext:
 
 @pytest.mark.smoke
 def test_the_arena_is_bounded_by_where_it_lies() -> None:
-    assert bound_free_bytes(FakeContext(2**50, uses_host_memory=False), None) == 2**50  # no host has as much
+    assert bound_free_bytes(FakeContext(2**50, uses_host_memory=False), None) == 2**50  # no host has so much
     assert bound_free_bytes(FakeContext(2**50, uses_host_memory=False), 2**40) == 2**40
     assert bound_free_bytes(FakeContext(2**50, uses_host_memory=True), None) < 2**50
     assert bound_free_bytes(FakeContext(MIB, uses_host_memory=True), 2**40) == MIB

@@ -55,9 +55,9 @@ from tiny_models import CASES, TinyRun, build_hf, read_golden
 
 import apple_times
 
-# Between them all operators that a GPU has, and experts of which one token takes fewer than eight.
+# Together these have all operators that a GPU has, and experts of which one token takes fewer than eight.
 SAMPLE = ("gpt-oss", "granite4h-moe", "lfm2", "mixtral", "olmo2", "qwen35moe")
-# The others have residual streams, chunks of attention or gates that no GPU knows.
+# The others have residual streams, chunks of attention or gates that no GPU supports.
 CPU_ALONE = ("falcon-mamba", "gemma3n", "glm5-next", "jamba", "laguna", "llama4", "mamba", "qwen4exp")
 FAMILIES = [case for case in CASES if case not in CPU_ALONE] if amounts.is_thorough else SAMPLE
 WEIGHTS = (("q8_0", "bf16"), ("bf16", "f16"), ("f16", "f32"))
@@ -370,7 +370,7 @@ def test_what_follows_a_step_that_ran_ahead_waits_for_its_writes(mx: StandIn, mo
         note(name, owner)
     engine.step()
     assert events == ["start", "submit"]  # ahead, on what was drawn
-    engine.cancel(first)  # so it computes what nobody wants
+    engine.cancel(first)  # so it computes unwanted tokens
     engine.submit(EngineRequest(tokens[8:12].tolist(), SamplingParams(max_tokens=3, ignore_eos=True)))
     engine.step()
     assert events[2:4] == ["finish", "submit"]

@@ -56,7 +56,7 @@ class Kind:
     """A kind of layer: all that layers may differ in."""
 
     weight_type: str = "q8_0"
-    down_type: str | None = None  # else as the others
+    down_type: str | None = None  # None: as the others
     hidden: int = HIDDEN
     forward: int = 192
     activation: Activation = "silu"
@@ -78,8 +78,8 @@ class Kind:
     softcap: float | None = None
     clamp: float | None = None
     sinks: bool = False
-    ropes: tuple[int, ...] = (0,)  # numbers of the layers' tables, in turn
-    inputs: bool = False  # what layers get of each token besides the stream
+    ropes: tuple[int, ...] = (0,)  # numbers of the layers' tables, one after another
+    inputs: bool = False  # what layers get for each token besides the stream
     experts: int = 0  # beside one block that all tokens have
     recurrent: str = ""  # conv, delta, scan, mamba: the mixer of the first layer and the last
     beside: bool = False  # attention in all layers, then

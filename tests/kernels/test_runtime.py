@@ -78,7 +78,7 @@ def test_idle_threads_use_no_processor() -> None:
     def read_used_s() -> float:
         return sum(int((task / "schedstat").read_text().split()[0]) for task in own) / 1e9
 
-    time.sleep(0.05)  # what they still wait, they wait awake
+    time.sleep(0.05)  # threads that still wait are awake for this long
     before_s, start_s = read_used_s(), time.perf_counter()
     time.sleep(0.4)
     assert read_used_s() - before_s < 0.01 * (time.perf_counter() - start_s)
@@ -176,4 +176,4 @@ def test_the_interpreter_runs_while_kernels_do() -> None:
         multiply()
     stop.set()
     thread.join()
-    assert ticks > 40  # with the lock held there would be one per product
+    assert ticks > 40  # if the lock were held, there would be one per product

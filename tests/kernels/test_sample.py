@@ -319,7 +319,7 @@ def test_any_row_draws_as_the_reference(data: st.DataObject) -> None:
     )
     results = [sample(ctx, logits, [row]) for ctx in native_contexts()[::2]]
     assert all(result == results[0] for result in results)
-    if spread != 0.1 or vocabulary < 600:  # else hundreds of candidates stand within the slack of a border
+    if spread != 0.1 or vocabulary < 600:  # otherwise hundreds of candidates would lie within the slack of a border
         assert_near_reference(native_contexts()[0], logits, [row])
 
 

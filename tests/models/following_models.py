@@ -20,8 +20,8 @@ from random_model import Weights, make_head_weights, make_weights
 from tiny_models import read_golden
 
 CONTEXT = 160
-SHARPNESS = 0.2  # what logits are multiplied by: a token drawn at temperature 1 is the successor every other time
-NOISE = 0.6  # what the results of blocks are multiplied by
+SHARPNESS = 0.2  # factor of the logits: a token drawn at temperature 1 is the successor every other time
+NOISE = 0.6  # factor of the results of blocks
 CYCLE = 7
 BLOCK_ENDS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "experts.down_proj")
 

@@ -54,13 +54,13 @@ class Tiny:
     metadata: Mapping[str, Any]
     ends: str = "output_norm output"
     layers: int = 4
-    kv_heads: int | None = None  # where there is but one number
-    first: str = ""  # the tensors of the first layer, where it has others
+    kv_heads: int | None = None  # if there is one number for all layers
+    first: str = ""  # the tensors of the first layer, if it has others
     by_layer: bool = False  # heads and features differ by layer
-    step: int = 0  # of so many layers all but the last have those of the first one
-    head_list: tuple[int, ...] = ()  # heads of each layer, where they differ
-    kv_list: tuple[int, ...] = ()  # and those of keys
-    value_dim: int = 0  # where it is another than that of a key, as a part of sixteen
+    step: int = 0  # of so many layers in a row, all but the last have the tensors of the first one
+    head_list: tuple[int, ...] = ()  # heads of each layer, if they differ
+    kv_list: tuple[int, ...] = ()  # and heads of keys
+    value_dim: int = 0  # in sixteenths of a key's, if it differs from that
 
 
 RMS, LAYER = {"attention.layer_norm_rms_epsilon": 1e-5}, {"attention.layer_norm_epsilon": 1e-5}

@@ -25,7 +25,7 @@ from mlxr.models.weights import expected_tensors
 Weights = dict[str, NDArray[np.float32]]
 Config = Mapping[str, Any]
 
-# What folders call modules that others call otherwise, by `model_type`.
+# Names of modules in folders that differ from the usual ones, by `model_type`.
 _MODULES = {
     **{kind: {"ffn_up": "mlp.gate_up_proj"} for kind in ("glm", "glm4", "phi3")},
     **{kind: {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"} for kind in ("gpt2", "gpt_bigcode", "starcoder2")},
@@ -116,7 +116,7 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-# What GGUF has other names for, by golden cases with the same layers.
+# GGUF's other names, by golden cases with the same layers.
 RELATIVES = {
     "baichuan": "llama-mha",
     "bailingmoe": "deepseek",

@@ -77,7 +77,7 @@ PHI: dict[str, Any] = TINYLLAMA_HF | {
     "rope_scaling": LONGROPE,
     "sliding_window": 2047,
 }
-FACTOR = float(np.float32(1.5 / yarn_attention_factor(4.0))) * yarn_attention_factor(4.0)  # 1.5 as files keep it
+FACTOR = float(np.float32(1.5 / yarn_attention_factor(4.0))) * yarn_attention_factor(4.0)  # 1.5 in files' precision
 NAMES = frozenset({"token_embd.weight", "output.weight", "output_norm.weight"})
 TINYLLAMA_LAYER = Layer(
     Attention(32, 4, 64, scale=0.125, rope=Rope(10000.0, 64, interleaved=True)),
@@ -87,9 +87,9 @@ TINYLLAMA_LAYER = Layer(
 TINYLLAMA = Model("llama", (TINYLLAMA_LAYER,) * 22, 2048, 32000, 2048, interleaved_dim=64)
 NOT_IN_GGUF = (  # which need keys of our own
     *("llama-bias-gelu", "llama-yarn-mscale", "gemma3-scale"),
-    *("falcon", "gptneox", "mpt", "mpt-clamped"),  # whose activation GGUF has no key for
-    "qwen4exp",  # how many rows its table has only the table says
-    *("falcon-mamba", "gemma3n"),  # whose eps, and whose rank, are not those of the published models
+    *("falcon", "gptneox", "mpt", "mpt-clamped"),  # GGUF has no key for their activation
+    "qwen4exp",  # only the table itself says how many rows it has
+    *("falcon-mamba", "gemma3n"),  # one's eps and the other's rank are not the published models'
 )
 
 

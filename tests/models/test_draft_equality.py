@@ -40,7 +40,7 @@ from mlxr.service.streams import Completion, fold_events
 
 TARGETS = ("qwen35", "glm4moe")  # with recurrent layers, and without
 DRAFTERS = ("ngram", "draft model", "mtp", "eagle")
-REQUESTS = 300 // len(TARGETS)  # to each of them, for each that drafts
+REQUESTS = 300 // len(TARGETS)  # to each of them, for each source of drafts
 MOST_TOKENS = 24  # of one answer
 EACH = 25  # requests to one engine
 TEXT = "the quick brown fox jumps over the lazy dog and then it sleeps for a while in the warm sun of the garden "
@@ -50,7 +50,7 @@ GRAMMARS = (Grammar("json_schema", SCHEMA), Grammar("json_object"), Grammar("reg
 ADAPTERS = ("one", "two")
 UPDATED = ("model.layers.0.mlp.", "model.layers.1.self_attn.")  # the weights that adapters update
 Request = TextRequest | ChatRequest
-Answer = list[tuple[Any, ...]]  # of each of its choices, all that must be equal
+Answer = list[tuple[Any, ...]]  # for each of its choices, all that must be equal
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Made:
     path: Path
     drafts: dict[str, str]
     requests: list[Request]
-    predictions: list[list[int]]  # that the requests bring; empty for none
+    predictions: list[list[int]]  # of the requests; empty for none
     expected: list[Answer]
 
     @property
@@ -164,7 +164,7 @@ class Schedule:
     ) -> None:
         self._chance, self._made, self._engine, self._session = chance, made, engine, session
         self._waiting, self._given_up = list(numbers), set[int]()
-        # Of every second request the stream is closed after so many events, and the request is asked again.
+        # The stream of every second request is closed after so many events, and the request is asked again.
         self._closes_after = {number: chance.randint(2, 12) for number in numbers[::2]}
         self._open: dict[int, tuple[SteppedStream, list[Event]]] = {}
         self.counts: Counter[str] = Counter()

@@ -680,7 +680,7 @@ CPU_ERRORS = [
     ("bf16", "f16", 0.013),
     ("q8_0", "f16", 0.045),
 ]
-# With experts a rounding may send a token to another one, which moves all that follows; kernels/test_moe.py has types.
+# With experts a rounding may send a token to another one, which moves all later results; kernels/test_moe.py has types.
 WITHOUT_EXPERTS = [case for case in CASES if not count_experts(read_golden(case)[0])]
 
 

@@ -206,7 +206,7 @@ def run_file(path: Path, ctx: Context, random: np.random.Generator) -> bool:
         with open_gguf(path) as file:
             config = model_from_gguf(file.metadata, file.tensors)
             tensors: dict[str, Any] = dict(file.tensors)
-            if random.random() < 0.5:  # each in memory of its own, which a sanitizer knows the ends of
+            if random.random() < 0.5:  # each in memory of its own, whose ends a sanitizer knows
                 tensors = {
                     name: TensorSource(tensor.name, tensor.type_name, tensor.shape, np.array(tensor.data))
                     for name, tensor in tensors.items()

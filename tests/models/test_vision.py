@@ -254,7 +254,7 @@ def test_prefixes_are_shared_and_no_picture_is_encoded_twice(folders: Path, case
     assert later.encoded == 0
     assert events[-1].usage.cached_tokens >= 64
     assert first[-1].usage.cached_tokens == 0
-    # a prompt that parts from the first one inside the second picture's page finds what lies before
+    # a prompt that leaves the first one inside the second picture's page finds the pages before it
     swapped = place(golden, order=(0, 0))
     assert run(engine, ask(golden, swapped))[0][-1].usage.cached_tokens <= max(40, swapped.placed[1].start)
     assert later.encoded <= 1

@@ -41,7 +41,7 @@ from mlxr.models import Decoder
 from mlxr.models.tower import Tower
 
 PLACE, BREAK, LONGEST = 120, 121, 200
-SIZES = (4, 6), (3, 2), (2, 7)  # of the pictures in rows, which so are 24, 6 and 14
+SIZES = (4, 6), (3, 2), (2, 7)  # of the pictures, which so have 24, 6 and 14 rows
 KINDS = "qwen3vl", "qwen35", "gemma3", "gemma4", "gemma4e", "mistral3"
 SCHEDULES, THOROUGH_SCHEDULES, DAILY_SCHEDULES = 200, 4, 2  # of each case
 Asked = tuple[tuple[int, ...], tuple[int, ...], int, int]  # tokens, pictures, tokens of an answer, answers

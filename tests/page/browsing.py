@@ -50,7 +50,7 @@ TOUCH = """() => {
   const match = window.matchMedia;
   window.matchMedia = (query) => match.call(window, query.includes("hover: none") ? "all" : query);
 }"""
-# Firefox tells nobody what a request carries, so the page notes it.
+# Firefox does not report the body of a request, so the page notes it.
 NOTE_SENT = """() => {
   const send = window.fetch;
   window.sent = [];
@@ -59,7 +59,7 @@ NOTE_SENT = """() => {
     return send(path, options);
   };
 }"""
-# Nor what is saved as a file.
+# Firefox does not report a saved file either.
 NOTE_SAVED = """() => {
   const [click, make, blobs] = [HTMLAnchorElement.prototype.click, URL.createObjectURL, new Map()];
   window.saved = [];
@@ -75,7 +75,7 @@ NOTE_SAVED = """() => {
 }"""
 WAIT_MS = 20_000  # for what a busy machine does in the end
 OWN_SCHEMES = ("data", "blob", "about")
-HARMLESS = ("Failed to load resource",)  # the status of a reply, which tests look at where it matters
+HARMLESS = ("Failed to load resource",)  # an error status of a reply, which tests check if it matters
 REFUSED = "The page’s settings blocked"  # how Firefox tells, late, of the policy; in Chromium all faults count
 
 

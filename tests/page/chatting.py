@@ -113,7 +113,7 @@ def set_up(page: Page, **fields: str) -> None:
         field.blur()
 
 
-# Firefox tells nobody who listens what a request carries, so it is changed where it is sent.
+# Firefox does not show the body of a request to listeners, so it is changed where it is sent.
 ENDLESS = """() => {
   const send = window.fetch;
   window.own = { fetch: send };

@@ -19,7 +19,7 @@ BUILT = ROOT / "src" / "mlxr" / "server" / "page" / "index.html"
 AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
 SETTLED = """() => Promise.all(document.getAnimations()
   .filter(animation => animation instanceof CSSTransition)
-  .map(animation => animation.finished.catch(() => {})))"""  # colours that change are no colours to judge
+  .map(animation => animation.finished.catch(() => {})))"""  # colours are judged once they stop changing
 MakePageServer = Callable[..., PageServer]
 OpenTab = Callable[..., Visit]
 

@@ -48,7 +48,7 @@ def test_a_phone_has_room_for_everything(server: PageServer, tab: OpenTab) -> No
 def test_nothing_of_the_chat_stands_in_the_way_of_anybody(
     scheme: str, width: int, server: PageServer, tab: OpenTab, find_violations: Callable[[Page], list[str]]
 ) -> None:
-    def find_own(page: Page) -> list[str]:  # levels of headings are the answer's own
+    def find_own(page: Page) -> list[str]:  # the answer chooses its own levels of headings
         return [one for one in find_violations(page) if "heading-order" not in one]
 
     page = tab(server, color_scheme=scheme, width=width).page

@@ -34,7 +34,7 @@ COPY = """async (base64) => {
   const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
   await navigator.clipboard.write([new ClipboardItem({ "image/png": new Blob([bytes], { type: "image/png" }) })]);
 }"""
-# The clipboard of a Firefox without windows takes no pictures, so the event is made as Firefox makes it.
+# The clipboard of a Firefox without windows takes no pictures, so the test makes the event as Firefox makes it.
 PASTE = """([target, base64]) => {
   const data = new DataTransfer();
   const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));

@@ -87,7 +87,7 @@ def make_pattern(name: ast.expr) -> re.Pattern[str]:
         return re.compile("".join(parts))
     if isinstance(name, ast.Call) and name.args and isinstance(name.args[0], ast.Constant):
         return re.compile(f"{name.args[0].value}.*")
-    return re.compile("(?!)")  # a variable: which name it holds is not known here
+    return re.compile("(?!)")  # a variable: its value is not known here
 
 
 USES = list(find_uses())

@@ -62,7 +62,7 @@ def is_number(character: str) -> bool:
     return character.isnumeric()
 
 
-# Families that llama.cpp only approximates, and what a string must have in it for that to show.
+# Families that llama.cpp only approximates, and a test for strings that can show it.
 APPROXIMATED: dict[str, Callable[[str], bool]] = {
     "deepseek-llm": is_wide_space,
     "deepseek-coder": is_wide_space,

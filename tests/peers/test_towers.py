@@ -39,7 +39,7 @@ from mlxr.models import Decoder  # noqa: E402
 TEXT = f"the quick brown fox {MARK} jumps over the lazy dog, and the quick brown fox again"
 MOST_ROWS = 1e-3  # of the largest number
 # The rows and columns that a picture becomes, or None for those of its square, and how far losses may be apart; None
-# where llama.cpp's text goes on otherwise: it tells E2B by its width, and has rows of its own for breaks of lines.
+# if llama.cpp's text goes on otherwise: it detects E2B by its width, and has rows of its own for breaks of lines.
 # Rows differ by up to 9e-4 as libmtmd rounds pixels to f16, by 4e-7 where it does not. It cuts all of SmolVLM's.
 CASES: dict[str, tuple[tuple[int, int] | None, float | None]] = {
     "gemma3": (None, 0.01),
@@ -129,7 +129,7 @@ def test_rows_and_losses_are_those_of_llama_cpp(case: str, tmp_path: Path) -> No
     start, stop = placed[0].start, placed[0].stop
     events: Any = run(make_engine(model, see(model, tower)), request)[0]
     losses = [-info.chosen.logprob for info in events[0].prompt[1:]]
-    kept = losses[: start - 1] + losses[stop:]  # without that of the token behind the picture
+    kept = losses[: start - 1] + losses[stop:]  # without the token behind the picture
     assert len(kept) == len(theirs)
     assert np.abs(np.array(kept) - theirs).max() < most_loss
     eyes.close()

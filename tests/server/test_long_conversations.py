@@ -156,7 +156,7 @@ def show(request: ChatRequest) -> str:
         ("suau", 5, "suau"),
         ("suau", 4, "su"),
         ("suauau", 6, "suau"),
-        ("auau", 4, "uau"),  # what the assistant began with is no turn of the user's
+        ("auau", 4, "uau"),  # a beginning by the assistant is no turn of the user's
         ("usauadu", 7, "usauadu"[1:].replace("a", "", 1)),  # instructions stay where they are
         ("auau", 3, "u"),
         ("uauctctau", 8, "uctctau"),

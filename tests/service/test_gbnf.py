@@ -53,7 +53,7 @@ def test_grammars_of_llama_cpp(name: str, taken: list[str], not_taken: list[str]
         assert not takes(text, grammar), text
 
 
-# Where the longest match of a part is not always the right one.
+# Grammars in which the longest match of a part is not always the right one.
 AMBIGUOUS = [
     "root ::= [a-b]+ [b-c]",
     'root ::= a "b" c\na ::= [ab]*\nc ::= "c"?',

@@ -67,7 +67,7 @@ def read(pieces: Sequence[str], *, place: Place = "start", is_enforced: bool = F
             f'<|channel|>commentary to=functions.now<|message|>{{"a": "{FINAL}x<|call|>"}}<|call|>',
             [CallPiece(0, f'{{"a": "{FINAL}x<|call|>"}}', "now")],
         ),
-        # What is no call, or not for a tool that there is.
+        # Texts that are not calls, or are calls of unknown tools.
         (f'<|channel|>commentary to=functions.now<|message|>{{"a": "b<|end|>{NEXT}{FINAL}Four.', ['{"a": "b\n\nFour.']),
         ('<|channel|>commentary to=functions.now<|message|>{"a": NaN}<|call|>', ['{"a": NaN}']),
         ("<|channel|>commentary to=functions.now<|message|>{'a': 1,}<|call|>", [CallPiece(0, '{"a": 1}', "now")]),
@@ -77,7 +77,7 @@ def read(pieces: Sequence[str], *, place: Place = "start", is_enforced: bool = F
         ("<|channel|>commentary to=functions.nobody<|message|>{}", ["{}"]),
         ("<|channel|>analysis to=python code<|message|>1 + 1<|call|>", [Thought("1 + 1")]),
         ("<|channel|>final to=functions.now<|message|>{}", ["{}"]),
-        # Headers that are no good, and ends that are forgotten.
+        # Broken headers, and forgotten ends.
         ("Four.", ["Four."]),
         (" <b>", [" <b>"]),
         ("<", ["<"]),

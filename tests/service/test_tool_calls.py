@@ -112,7 +112,7 @@ CASES: list[tuple[str, str, list[object]]] = [
         [CallPiece(0, '{"a": [1, -2.5, true, {"k ": null}], "b_c": {}, "d": []}', "now")],
     ),
 ]
-# Written otherwise than a grammar would have it, and read all the same.
+# Calls that a grammar would not allow, but that are read all the same.
 LOOSE: list[tuple[str, str, list[object]]] = [
     # Brackets that are missing or too many, and several calls between one pair of markers.
     ("hermes", CALL[:-1], [FIRST]),
@@ -123,7 +123,7 @@ LOOSE: list[tuple[str, str, list[object]]] = [
     ("hermes", f"{CALL}\n<tool_call>\n{NOW_CALL}\n</tool_call>\nso", [FIRST, SECOND, "\nso"]),
     ("hermes", f"```json\n{CALL}\n```\n```json\n{NOW_CALL}\n```", [FIRST, SECOND]),
     ("generic", f"{CALL}\n{NOW_CALL[:-1]}\n", [FIRST, SECOND]),
-    # Small mistakes, and what JSON has no signs for.
+    # Small mistakes, and values that JSON cannot spell.
     (
         "hermes",
         '{"name": "now", "arguments": {"a": "x\ny", "b": [1,], }}',
@@ -136,7 +136,7 @@ LOOSE: list[tuple[str, str, list[object]]] = [
     ),
     ("mistral-args", '[TOOL_CALLS]now[ARGS]{"a": "x\ty"}', [CallPiece(0, r'{"a": "x\ty"}', "now")]),
 ]
-# What only looks like a call comes back as it was.
+# Text that only looks like a call comes back as it was.
 TEXTS: list[tuple[str, str]] = [
     ("hermes", "<tool_call>no json</tool_call>"),
     ("hermes", '<tool_call>\n{"name": "unknown", "arguments": {}}\n</tool_call> then'),

@@ -10,7 +10,7 @@ QUICK_SHARE, THOROUGH_SHARE = 8, 6
 
 # Set from the command line before any test is collected.
 is_thorough = False
-is_exhaustive = False  # which is thorough, too
+is_exhaustive = False  # this is thorough, too
 family_schedules: int | None = None  # instead of the usual number
 
 

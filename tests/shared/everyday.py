@@ -30,7 +30,7 @@ SMOKE = {  # folder of tests: the sources that they are about
 }
 WHOLE = "project"  # these tests look at all packages
 ALWAYS_QUICK = ("plain", "project", "formats", "tokenizers", "templates", "cache")
-# The tests of a package lie in the folder of its name, but for these.
+# The tests of a package lie in the folder of its name, with these exceptions.
 TESTS_OF = {
     "csrc": ("kernels", "models"),
     "adapters": ("models", "cli"),

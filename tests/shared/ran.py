@@ -6,7 +6,7 @@ from collections import Counter
 
 from mlxr.kernels.context import Context
 
-JOINED = ("fused ", "gated ", "split ")  # how it went, in front of what was computed
+JOINED = ("fused ", "gated ", "split ")  # in front of a variant: it was computed in another operator, or in shares
 
 
 def list_ran(ctx: Context, operator: str) -> dict[str, int]:

@@ -180,7 +180,7 @@ def test_every_token_that_ends_an_answer_is_known() -> None:
     metadata = make_metadata([], dict.fromkeys(names, TokenType.CONTROL), eos_token_id=256, eot_token_id=260)
     tokenizer = from_gguf(metadata)
     assert {tokenizer.token_text(token_id) for token_id in tokenizer.eos_ids} == set(names) - {"<plain>"}
-    # In vocabularies with a marker for the end of a message, that is not the end of the answer.
+    # Vocabularies with a marker for the end of a message, which is not the end of the answer.
     harmony = ["<|end|>", "<|return|>", "<|call|>"]
     tokenizer = from_gguf(make_metadata([], dict.fromkeys(harmony, TokenType.CONTROL), eos_token_id=257))
     assert {tokenizer.token_text(token_id) for token_id in tokenizer.eos_ids} == {"<|return|>", "<|call|>"}

@@ -38,7 +38,7 @@ class Stage:
 
     def start(self, words: list[str], **options: object) -> subprocess.Popen[bytes]:
         """Start a program in the stage, as its user and in its folder, with the network of this machine."""
-        for file in filter(Path.is_file, map(Path, HOST_FILES)):  # packages may have written their own
+        for file in filter(Path.is_file, map(Path, HOST_FILES)):  # packages may have overwritten them
             (self.folder / file.relative_to("/")).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, self.folder / file.relative_to("/"))
         passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}

@@ -23,7 +23,7 @@ _TYPES = {
     "float16": "float16_t", "float32": "float", "bfloat16": "bfloat16_t", "bool": "bool",
     **{f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }  # fmt: skip
-# Where a thread stands: MLX declares those whose names the source has.
+# The place of a thread: MLX declares the names that the source uses.
 _PLACES = {
     "dispatch_quadgroups_per_threadgroup": "uint", "dispatch_simdgroups_per_threadgroup": "uint",
     "dispatch_threads_per_threadgroup": "uint3", "grid_origin": "uint3", "grid_size": "uint3",
