@@ -1,4 +1,4 @@
-"""Sampling that the files of a model recommend: read, converted, shown, and overruled by anybody who says otherwise."""
+"""Sampling that the files of a model recommend: read, converted, shown, and used unless a caller says otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a client leaves, its answers end, whatever it asked for; a client that stays gets errors in its dialect."""
+"""The answers of a client that leaves end, whatever it asked for; one that stays gets errors in its dialect."""
 
 from __future__ import annotations
 
