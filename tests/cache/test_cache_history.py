@@ -99,7 +99,7 @@ class CacheHistory(RuleBasedStateMachine):
         snapshot=st.sampled_from(list(Snapshot)),
     )
     def grow(self, pick: int, more: list[int], finishes: bool, snapshot: Snapshot) -> None:
-        """Compute what is pending, and more; or take the pages and fail before anything is written."""
+        """Compute the pending tokens, and more; or take the pages and fail before anything is written."""
         self.compute(*self.pick_table(pick), more, finishes, snapshot)
 
     def compute(

@@ -1,4 +1,4 @@
-"""A folder as mlx-community publishes it, or AWQ, GPTQ, compressed-tensors, FP8: it computes what its numbers mean."""
+"""A folder as mlx-community publishes it, or AWQ, GPTQ, compressed-tensors, FP8: it computes with the right numbers."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Served:
     """Address of the server, name of its model, whether that knows more than the demo, and the folder of adapters for
-    the
-    demo; the server has `one.gguf` as "one".
+    the demo; the server has `one.gguf` as "one".
     """
 
     url: str

@@ -69,7 +69,7 @@ class FakeReplica:
 
 
 def new_loops() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The event loops that a front may have: Ray takes uvloop where it is installed."""
+    """The event loops that a front may have: Ray takes uvloop if it is installed."""
     loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
     try:
         import uvloop

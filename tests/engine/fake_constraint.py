@@ -1,4 +1,4 @@
-"""A constraint that needs no grammar: what it allows depends on the sum of the tokens it has accepted."""
+"""A constraint without a grammar: the allowed tokens depend on the sum of the accepted ones."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_short_answers_have_drafts(machine: Machine) -> None:
 
 @pytest.mark.parametrize("machine", [H200, CPU_FLAT, CPU_TILES], ids=lambda machine: machine.name)
 def test_the_model_is_asked_again_once_it_is_right(machine: Machine) -> None:
-    """A long answer, of which it guesses nothing in the first half."""
+    """A long answer; the draft model guesses none of its first half."""
     gains = [
         measure_gain(machine, lambda place: 0.7 if place > 400 else 0.0, seed, batches=(1,), tokens=800)
         for seed in range(2)

@@ -26,7 +26,7 @@ PROMPT = [3, 1, 4, 1, 5]
 
 @pytest.mark.parametrize("right", range(8))
 def test_a_draft_may_be_wrong_at_any_place(right: int) -> None:
-    """Drafts of seven tokens, of which the first `right` are the ones that will be drawn."""
+    """Only the first `right` of a draft's seven tokens are the ones that will be drawn."""
     expected = expect_greedy(PROMPT, 24)
     engine = draft_eagerly(make_engine(), 1.0, 7)
 

@@ -1,4 +1,4 @@
-"""The engine on its own thread: what it yields, that it never blocks a loop, how requests end and how it stops."""
+"""The engine on its own thread: its events, loops that it never blocks, and the ends of requests and of the engine."""
 
 from __future__ import annotations
 

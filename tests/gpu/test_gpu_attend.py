@@ -224,7 +224,7 @@ def test_slots_and_pages_outside_the_pools_are_refused(gpu: Context) -> None:
 
 
 class _Broken(Scene):
-    """A scene whose batches name what is not there."""
+    """A scene whose batches name pages and slots that do not exist."""
 
     def __init__(self, *arguments: object, what: str) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]

@@ -210,8 +210,7 @@ def test_states_survive_steps_that_ran_ahead_for_nothing(gpu: Context, monkeypat
 
     In 16 bits a sum of few rows is rounded otherwise than one of many, so there the answers are compared with those of
     steps that are neither recorded nor run ahead. Both runs then have the same steps: no prompt waits for a step that
-    was
-    started ahead, nor for others, as long as it took.
+    was started ahead, nor for others, as long as it took.
     """
     config, seed, tokens, _ = read_golden("qwen35")
     texts = [tokens.reshape(-1).tolist()[start : start + 9] for start in (0, 1, 2, 0)]

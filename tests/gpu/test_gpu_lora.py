@@ -33,7 +33,7 @@ def draw(seed: int, *shape: int, is_short: bool = False) -> np.ndarray:
 
 
 def run(ctx: Context, tokens: int, rank: int, *, is_short: bool) -> np.ndarray:
-    """A product of two weights, of which one adapter updates both and another one the second."""
+    """Multiply by two weights; one adapter updates both, another one only the second."""
     weight = prepare(ctx, [Decoded(f"w{i}", draw(i, rows, COLUMNS)) for i, rows in enumerate(SPLITS)])
     first, second = (
         LoraPart(sum(SPLITS[:i]), draw(5 + i, rank, COLUMNS, is_short=is_short), draw(7 + i, rows, rank), 0.5)

@@ -224,7 +224,7 @@ def find_problems(checker: Checker, mx: StandIn) -> dict[str, list[str]]:
 
 
 def describe(source: Source) -> tuple[object, ...]:
-    """The kernel with its arrays and where these lie, the type of weights, and what its memory goes by."""
+    """Return a kernel's sort: its arrays and their address spaces, the type of weights, and the kinds of its memory."""
     chosen = [constant for constant in source.constants if constant[1] in ("TYPE_A", "T", "D")]
     return source.kernel, source.signature.replace(source.name, ""), *chosen
 

@@ -282,7 +282,7 @@ def test_pages_are_shared_and_read_in_any_order(cpu: Context) -> None:
 
 
 def test_subnormal_and_huge_numbers_have_equal_bits_everywhere() -> None:
-    """Keys, values and queries of every exponent: what is too small becomes zero in every tier alike."""
+    """Keys, values and queries of every exponent: too small numbers become zero on every instruction set alike."""
     story = make_story([70], 3, 1, 64)
     rng = np.random.default_rng(3)
     for rows in (story.queries, story.keys, story.values):

@@ -1,4 +1,4 @@
-"""Layers in one native call: the same bits and the same ledger as the operators one by one, and what is refused."""
+"""Layers in one native call: the same bits and the same ledger as the operators one by one, and refusals."""
 
 from __future__ import annotations
 

@@ -46,8 +46,7 @@ class Tiny:
     """A model: the tensors of a layer, the metadata, and unusual sizes.
 
     After a name `+` stands for a bias, `!` for no `.weight` after the name, `*2` for twice as many rows, and `*h` for a
-    row
-    for each head.
+    row for each head.
     """
 
     layer: str

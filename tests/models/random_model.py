@@ -219,7 +219,8 @@ def _list_qwen35(config: Config) -> dict[str, tuple[int, ...]]:
 
 def _list_qwen4(config: Config) -> dict[str, tuple[int, ...]]:
     """All tensors of a Qwen3.8-Flash-Next but the table of embeddings: those of a Qwen3.5 without its norms of the
-    stream, and what its residual streams have."""
+    stream, and those of its residual streams.
+    """
     hidden, wide, rank = config["hidden_size"], config["hc_count"] * config["hidden_size"], config["hc_lowrank"]
     norms = ("input_layernorm.weight", "post_attention_layernorm.weight", "model.norm.weight")
     shapes = {name: shape for name, shape in _list_qwen35(config).items() if not name.endswith(norms)}

@@ -1,6 +1,5 @@
 """Low-rank adapters: a model with an adapter has the logits of one with the adapter merged into its weights, and an
-answer
-has the same bits whatever runs beside it.
+answer has the same bits whatever runs beside it.
 """
 
 from __future__ import annotations

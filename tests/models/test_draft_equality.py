@@ -1,9 +1,8 @@
 """Text with drafts equals text without, byte for byte, whatever drafts, whatever is asked and whatever else runs.
 
 Random requests go to tiny models with all parts that users run: files, tokenizer, chat template, grammars, stop
-strings,
-adapters. They come at random to an engine with a small cache that drafts as much as there is room for; they lose their
-pages, are cancelled and asked again. Each answer must equal the one that is given alone, without drafts.
+strings, adapters. They come at random to an engine with a small cache that drafts as much as there is room for; they
+lose their pages, are cancelled and asked again. Each answer must equal the one that is given alone, without drafts.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def _stays(name: str) -> bool:
 
 
 def list_numbers(weights: Weights) -> dict[str, TensorSource]:
-    """Those tensors of a folder that are one number, which may be metadata elsewhere."""
+    """Return the tensors of a folder that are a single number, which may be metadata elsewhere."""
     return {name: make_source(name, values.reshape(-1)) for name, values in weights.items() if values.size == 1}
 
 
@@ -214,7 +214,7 @@ class TinyRun:
         return self.model.forward(self.append(chunks), self.arena)
 
     def append(self, chunks: Mapping[int, Sequence[int] | NDArray[np.int32]]) -> RaggedBatch:
-        """The batch of such chunks, of which all rows are wanted."""
+        """Return the batch of such chunks; all of its rows are wanted."""
         order = list(chunks)
         counts = [len(chunks[s]) for s in order]
         positions = np.concatenate([np.arange(self.lengths[s], self.lengths[s] + len(chunks[s])) for s in order])

@@ -1,4 +1,4 @@
-"""The engine view: what it draws is what the engine does."""
+"""The engine view draws what the engine does."""
 
 from __future__ import annotations
 

@@ -422,7 +422,7 @@ def add_unread(path: Path, layers: range, shapes: dict[str, tuple[int, ...]], ke
 
 
 def make_folder(folder: Path, case: str, changes: dict[str, Any]) -> Path:
-    """A Hugging Face folder of a golden case in other sizes, with a tokenizer, and surer of what it says."""
+    """Write a Hugging Face folder of a golden case in other sizes, with a tokenizer and surer predictions."""
     config = json.loads((GOLDENS / case / "config.json").read_text()) | SIZES | changes
     shutil.copytree(TOKENIZER, folder)
     (folder / "config.json").write_text(json.dumps(config))

@@ -1,6 +1,5 @@
 """Towers of every kind against llama.cpp's libmtmd: rows of pictures in sizes that both keep, and the loss of each
-token
-of the text around them, in random files as its converter writes them.
+token of the text around them, in random files as its converter writes them.
 """
 
 from __future__ import annotations
@@ -60,10 +59,9 @@ CASES: dict[str, tuple[tuple[int, int] | None, float | None]] = {
 
 def change(case: str) -> Golden:
     """Return the tiny model as llama.cpp runs it. That takes only every sixth layer of Gemma 3 for one without a
-    window,
-    caps Gemma 4's logits, and has one size of windows for Qwen2.5-VL. In Qwen3-VL it leaves a pair unturned whose axis
-    has
-    no pairs left, which `transformers` turns by time: one of the two slowest in real models, but a quick one here.
+    window, caps Gemma 4's logits, and has one size of windows for Qwen2.5-VL. In Qwen3-VL it leaves a pair unturned
+    whose axis has no pairs left, which `transformers` turns by time: one of the two slowest in real models, but a quick
+    one here.
     """
     golden = read_golden(case)
     text, tower = dict(golden.config["text_config"]), dict(golden.config["vision_config"])

@@ -53,7 +53,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class FakeHub:
-    """`with FakeHub() as hub`: `hub.url` is its endpoint, `hub.requests` what was asked: path and Range."""
+    """`with FakeHub() as hub`: `hub.url` is its endpoint, `hub.requests` are the requests: path and Range."""
 
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}

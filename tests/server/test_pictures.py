@@ -346,8 +346,7 @@ def test_a_chat_shows_pictures(
 @pytest.mark.parametrize("case", ["qwen35", "qwen3vl", "gemma3", "gemma4", "lfm2vl"])
 def test_a_conversation_encodes_its_pictures_once(case: str, tmp_path: Path) -> None:
     """Ten turns about two pictures: little is computed again, and nothing is encoded again, also when each of three
-    processes
-    goes on after the one before it, the last one with a question that was asked before.
+    processes goes on after the one before it, the last one with a question that was asked before.
     """
     eyes = write_chat_folder(tmp_path / "eyes", case, 4096)
     settings: dict[str, Any] = {"threads": 1, "arena_bytes": "64M", "page_size": 16, "store_bytes": "64M"}

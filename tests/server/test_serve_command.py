@@ -1,4 +1,4 @@
-"""`mlxr serve` as a process of its own: what it prints, how it ends; `mlxr settings`."""
+"""`mlxr serve` as a process of its own: its output, its end; `mlxr settings`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GBNF: the grammars of llama.cpp, cases where a lexer would read too far, and what is wrong with broken ones.
+"""GBNF: the grammars of llama.cpp, cases where a lexer would read too far, and errors in broken ones.
 
 The grammars below `grammars` are llama.cpp's own (`grammars/*.gbnf` in https://github.com/ggml-org/llama.cpp), under
 the licence that stands beside them.

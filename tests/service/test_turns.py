@@ -143,7 +143,7 @@ def test_what_was_begun_is_continued(name: str, letters: str) -> None:
 
 
 class Counting(ChatTemplate):
-    """A template that keeps the roles of what it was given."""
+    """A template that records the roles it is given."""
 
     def __init__(self, source: str) -> None:
         super().__init__(source, bos_token="<s>", eos_token="</s>", name="counting")

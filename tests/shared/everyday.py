@@ -86,7 +86,7 @@ def stand_in(cases: Sequence[Any]) -> Any:
 
 
 def find_touched(changed: Iterable[str]) -> set[str]:
-    """Return the folders of tests whose subject is changed."""
+    """Return the folders of tests whose subject has changed."""
     touched = set[str]()
     for path in changed:
         parts = path.removeprefix("src/mlxr/").split("/")

@@ -1,7 +1,6 @@
 """Checks the source of a kernel as Metal's compiler would: by clang's syntax checker over `declarations`, and by
-further
-rules of MSL. It does not see what only Apple's compiler knows (registers, its code, its macros); on a Mac with Xcode
-`compile_by_apple` asks that compiler.
+further rules of MSL. It does not see what only Apple's compiler knows (registers, its code, its macros); on a Mac with
+Xcode `compile_by_apple` asks that compiler.
 
 A source is parsed twice, in both standards that MLX may ask for: as MLX writes it, and with its template arguments as
 constants in front, so that types have sizes.
