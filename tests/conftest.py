@@ -1,4 +1,4 @@
-"""For all tests: made-up cases are the same in every run, and no verdict depends on how fast the machine is."""
+"""Settings of all tests: made-up cases are the same in every run, and no verdict depends on the machine's speed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import everyday
 import pytest
 from hypothesis import HealthCheck, settings
 
-# NumPy's products, of small matrices all, take longer on several threads, and tests run beside each other anyway.
+# NumPy's products here are of small matrices, which take longer on several threads, and tests run side by side anyway.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 settings.register_profile(
@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--thorough") or any("::" in argument for argument in config.args):
-        return  # who names a test gets it
+        return  # a test that is named always runs
     chosen = everyday.choose(items, is_quick=config.getoption("--quick"), changed=everyday.list_changed())
     left_out = set(map(id, items)) - set(map(id, chosen))
     config.hook.pytest_deselected(items=[item for item in items if id(item) in left_out])
@@ -56,8 +56,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="module", autouse=True)
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where models are that have no folder said: whoever runs the tests may have some, and one of these would answer
-    where none is named.
+    """An empty folder for models if a test names none: whoever runs the tests may have models, and one of these would
+    answer a request that names no model.
     """
     folder = tmp_path_factory.mktemp("data")
     os.environ["XDG_DATA_HOME"] = str(folder)

@@ -1,7 +1,7 @@
 """A small arena whose pages say what they hold: every slot carries a hash of all tokens up to it, and its position.
 
-A state is the hash of all tokens that are written, and their number. So a table can be asked whether it reads what it
-must, whoever computed the pages and wherever they have been since.
+A state is the hash of all tokens that are written, and their number. So a test can check that a table reads the right
+numbers, whoever computed its pages and wherever they have been since.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def hash_prefixes(tokens: Sequence[int]) -> list[int]:
 
 
 class World:
-    """One process's cache: `write` computes tokens as a model would, `read` proves what a table holds."""
+    """One process's cache: `write` computes tokens as a model would, `read` checks what a table holds."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class World:
     def write(self, table: SequenceTable, tokens: Sequence[int], count: int | None = None) -> None:
         """Compute the next `count` of `tokens` (all by default) after what `table` holds.
 
-        With states the last boundary before the end is made for itself, so that there is a snapshot.
+        With states, the last boundary before the end has a step of its own, so that there is a snapshot.
         """
         start = table.length_tokens
         stop = len(tokens) if count is None else start + count
@@ -88,7 +88,7 @@ class World:
     def fill(
         self, table: SequenceTable, tokens: Sequence[int], stop: int, snapshot: Snapshot = Snapshot.LASTING
     ) -> None:
-        """What the model does in a prepared table: the positions up to `stop`; then commit."""
+        """Write the positions up to `stop` of a prepared table, as a model would, and commit them."""
         start, hashes = table.length_tokens, hash_prefixes(tokens[:stop])
         for group, own in zip(self.groups, table.groups, strict=True):
             if not isinstance(own, PageTable):
@@ -138,17 +138,17 @@ class World:
                 assert (v_pool[pages, :, positions % table.page_size] == positions[:, None, None]).all()
 
     def open(self, tokens: Sequence[int], namespace: bytes = b"") -> SequenceTable:
-        """A table with what is cached of `tokens`, proved; the last token is left to compute."""
+        """Open a table with the cached part of `tokens`, and check it; the last token is left to compute."""
         table = self.cache.open_table(tokens, self.cache.start_keys(namespace), limit_tokens=len(tokens) - 1)
         self.read(table, tokens)
         return table
 
     def lookup(self, tokens: Sequence[int], limit_tokens: int = 10**6, namespace: bytes = b"") -> int:
-        """Tokens that a new sequence would find."""
+        """Return how many tokens a new sequence would find."""
         return self.cache.lookup(tokens, self.cache.start_keys(namespace), limit_tokens=limit_tokens)
 
     def serve(self, tokens: Sequence[int], namespace: bytes = b"") -> int:
-        """A whole request; the tokens that came from the cache."""
+        """Serve a whole request; return how many of its tokens came from the cache."""
         table = self.open(tokens, namespace)
         cached_tokens = table.length_tokens
         self.write(table, tokens)

@@ -24,7 +24,7 @@ from mlxr.cache.shapes import CacheShape, LayerCache, StateShape
 from mlxr.core.errors import OutOfPages
 from mlxr.core.stats import StoreDrop
 
-PICK = st.integers(0, 999)  # of what there is, if anything: nothing drawn may depend on how fast the disk is
+PICK = st.integers(0, 999)  # an index into what there is, if anything: no draw may depend on how fast the disk is
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=13)
 HISTORIES = settings(
     max_examples=choose_amount(200),
@@ -74,14 +74,14 @@ class CacheHistory(RuleBasedStateMachine):
         return self.world
 
     def pick_table(self, pick: int) -> tuple[SequenceTable, list[int]]:
-        """One that is alive; the first one begins."""
+        """Pick a living table, with its tokens; begin a first one if there is none."""
         if not self.alive:
             self.begin([pick % 2] * (pick % 8 + 1))
         return self.alive[pick % len(self.alive)]
 
     @rule(tokens=TOKENS, answer=TOKENS)
     def serve(self, tokens: list[int], answer: list[int]) -> None:
-        """A whole request in one go, if it finds room."""
+        """Serve a whole request in one go, if it finds room."""
         self.begin(tokens)
         self.compute(*self.alive[-1], answer, finishes=True)
         self.now.cache.release(self.alive.pop()[0])
@@ -99,7 +99,7 @@ class CacheHistory(RuleBasedStateMachine):
         snapshot=st.sampled_from(list(Snapshot)),
     )
     def grow(self, pick: int, more: list[int], finishes: bool, snapshot: Snapshot) -> None:
-        """Compute what is pending, and more; or take the pages and fail before anything is written."""
+        """Compute the pending tokens, and more; or take the pages and fail before anything is written."""
         self.compute(*self.pick_table(pick), more, finishes, snapshot)
 
     def compute(
@@ -136,7 +136,7 @@ class CacheHistory(RuleBasedStateMachine):
 
     @rule(pick=PICK, fork=st.booleans())
     def fill_while_forked(self, pick: int, fork: bool) -> None:
-        """A twin appears between taking the pages and writing into them."""
+        """Fork a sequence after its pages were taken and before they are written."""
         table, tokens = self.pick_table(pick)
         wanted = [*tokens[: table.length_tokens], 1]
         try:
@@ -146,7 +146,7 @@ class CacheHistory(RuleBasedStateMachine):
         if fork:
             self.alive.append((self.now.cache.fork(table), tokens[: table.length_tokens]))
         if table.keys is not None:
-            table.keys = table.keys.fork(table.full_pages)  # of a sequence that goes on otherwise
+            table.keys = table.keys.fork(table.full_pages)  # as a sequence that goes on with other tokens
         tokens[:] = wanted
         self.now.fill(table, tokens, len(tokens))
 
@@ -159,9 +159,9 @@ class CacheHistory(RuleBasedStateMachine):
 
     @rule()
     def wait_for_disk(self) -> None:
-        """Then every full page is stored, also of sequences that still grow, but no trailing snapshot.
+        """Wait until every full page is stored, also of sequences that still grow, but no trailing snapshot.
 
-        Unless there was no room for it, or it was damaged there: then the store removes it when it notices.
+        A page may be missing if there was no room for it, or if it was damaged: the store removes it when it notices.
         """
         self.now.flush()
         store, dropped = self.now.store, self.now.cache.stats().store
@@ -176,14 +176,14 @@ class CacheHistory(RuleBasedStateMachine):
 
     @rule(waits=st.booleans())
     def restart(self, waits: bool) -> None:
-        """The process ends, in order or in haste; the next one finds an empty arena, and the disk."""
+        """End the process, in order or in haste; the next one finds an empty arena, and the disk."""
         self.now.cache.close(60.0 if waits else 0.0)
         self.alive = []
         self.world = self.make_world()
 
     @rule(pick=PICK, cut=st.booleans())
     def harm_disk(self, pick: int, cut: bool) -> None:
-        """Some stored page changes by a bit, or loses its end."""
+        """Change a bit of some stored page, or cut off its end."""
         self.now.flush()
         files = [path for path in page_files(self.folder) if path.stat().st_size]
         if not files:
@@ -218,7 +218,7 @@ class CacheHistory(RuleBasedStateMachine):
 
 
 class WindowHistory(CacheHistory):
-    """Every layer has the same window: nothing but the last pages is needed anywhere."""
+    """Every layer has the same window, so only the last pages are needed."""
 
     layers = (CacheShape(1, 2, window=4),)
 

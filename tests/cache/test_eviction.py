@@ -1,4 +1,4 @@
-"""Which cached pages go first: the policy as numbers, and as a working set that survives a flood."""
+"""The order in which cached pages go: the policy as numbers, and a working set that survives a flood."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_working_set_changes_when_nobody_comes_back() -> None:
 
 
 def test_any_held_set_leaves_all_cached_pages_available() -> None:
-    """Whatever is held, all cached pages can be given up: leaves first, until none is left."""
+    """Whichever pages are held, all cached ones can be given up: leaves first, until none is left."""
     rng = random.Random(3)
     for _ in range(30):
         world = World(pages=24)

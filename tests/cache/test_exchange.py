@@ -1,4 +1,4 @@
-"""Pages that go from one cache to another: what is lent is what is lacking, whole boundaries, in bounded bytes."""
+"""Pages go from one cache to another: the missing ones are lent, up to whole boundaries, in bounded bytes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def name_pages(world: World, tokens: Sequence[int]) -> list[bytes]:
 
 
 def bring(giver: World, taker: World, tokens: Sequence[int], max_bytes: int = 2**20) -> tuple[int, int]:
-    """Pages from one to the other; to which boundary, and in how many bytes."""
+    """Bring pages from one world to the other; return the boundary that they reach, and their bytes."""
     names, here, there = name_pages(taker, tokens), exchange_of(taker), exchange_of(giver)
     loan = there.lend(names, here.seek(names), max_bytes)
     giver.cache.check([])
@@ -51,7 +51,7 @@ def bring(giver: World, taker: World, tokens: Sequence[int], max_bytes: int = 2*
 
 
 def names_lent(world: World, tokens: Sequence[int]) -> list[tuple[int, bytes]]:
-    """What somebody who has nothing would get."""
+    """Return the names of the pages that a replica without any would get."""
     exchange, names = exchange_of(world), name_pages(world, tokens)
     loan = exchange.lend(names, Lack(0, [[False] * len(names) for _ in world.groups]), 2**20)
     exchange.give_back(loan)

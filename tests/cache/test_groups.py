@@ -1,4 +1,4 @@
-"""Layers whose caches differ: each group its own pages, one boundary at which all of them can go on."""
+"""Layers whose caches differ: each group has its own pages, and sequences go on at a boundary that all groups have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine asks of the cache: sharing, copy on write, room, and books that can be proved."""
+"""The KV cache as the engine uses it: sharing, copy on write, room, and books that can be checked."""
 
 from __future__ import annotations
 

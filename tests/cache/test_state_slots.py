@@ -94,7 +94,7 @@ def test_a_step_reads_one_slot_and_writes_another() -> None:
 
 
 def test_the_slot_after_the_next_one_is_told_where_it_is_known() -> None:
-    """It is the one that is read now, unless that is zeros, a twin's as well, or at a boundary, where it may stay."""
+    """It is the slot that is read now, unless there is none, a twin has it too, or its state may become a snapshot."""
     world = World(layers=HYBRID)
     table = world.open(TEXT)
     own = table.states
@@ -194,7 +194,7 @@ def test_two_who_compute_the_same_have_one_state() -> None:
 
 
 def test_a_trailing_snapshot_trails_both_of_a_fork(tmp_path: Path) -> None:
-    """It is not worth storing when one of them has gone on, goes with the other one, and is stored when that ends."""
+    """It is not stored once one sequence has gone on: it goes when the other does, too, and is stored if that ends."""
     for ends in (False, True):
         world = World(folder=tmp_path / str(ends), layers=(STATE, FULL))
         table, tokens = world.open([1]), list(range(1, PAGE_SIZE + 1))

@@ -27,7 +27,7 @@ MODEL, PAYLOAD_BYTES = bytes(32), 64
 
 
 def fill_store(folder: Path, prompt: list[int] = PROMPT, fingerprint: bytes = b"model", layers: int = 2) -> None:
-    """One process's life: answer a prompt, store its pages, end."""
+    """Live one process's life: answer a prompt, store its pages, end."""
     world = World(pages=32, folder=folder, fingerprint=fingerprint, layers=[FULL] * layers)
     world.serve(prompt)
     world.cache.close()
@@ -49,7 +49,7 @@ def open_store(folder: Path, entries: float, model: bytes = MODEL) -> PageStore:
 
 
 def holds(store: PageStore, number: int) -> bool:
-    """Whether a page is served; if so it must be the right one."""
+    """Return True if the store has a page, which must be the right one."""
     payload = store.read((0, key_of(number)))
     assert payload is None or np.array_equal(payload, payload_of(number))
     return payload is not None
@@ -409,7 +409,7 @@ def test_full_disk(tiny_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_folder_below_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A path that not even the superuser, who is refused nothing by permissions, can make a folder of."""
+    """Not even the superuser, whom no permission stops, can make a folder below a file."""
     (tmp_path / "file").write_text("")
     world = World(folder=tmp_path / "file" / "store")
     for _ in range(2):
@@ -421,7 +421,7 @@ def test_folder_below_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 
 @contextmanager
 def as_nobody() -> Iterator[None]:
-    """Without the rights of the superuser, who is refused nothing; other users stay themselves."""
+    """Drop the rights of the superuser, whom no permission stops; other users stay themselves."""
     if os.geteuid():
         yield
         return
@@ -435,7 +435,7 @@ def as_nobody() -> Iterator[None]:
 @pytest.mark.parametrize("place", ["store", "model"])
 @pytest.mark.parametrize("mode", [0o500, 0o000])
 def test_folder_without_permission(caplog: pytest.LogCaptureFixture, mode: int, place: str) -> None:
-    """The store's folder, or this model's in it, may be read and not written, or neither."""
+    """The store's folder, or this model's folder in it, cannot be written, or not even read."""
     with as_nobody(), tempfile.TemporaryDirectory() as name:
         fill_store(Path(name))
         (own,) = Path(name).iterdir()

@@ -43,7 +43,7 @@ def make_prompts(seed: int) -> list[list[int]]:
 
 
 def serve_for_ever(folder: Path, seed: int) -> None:
-    """What the child does; it proves every page that it reads back, too."""
+    """Serve prompts until killed, as the child process; each page that is read back is checked, too."""
     world = make_world(folder)
     print("serving", os.getpid(), flush=True)
     for prompt in cycle(make_prompts(seed)):

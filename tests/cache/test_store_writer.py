@@ -1,4 +1,4 @@
-"""The thread that writes pages: what it may keep waiting, and that nothing it meets stops it or those it works for."""
+"""The thread that writes pages: it keeps few of them waiting, and no failure stops it or the engine."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def limit_writer(world: World, **limits: int) -> StoreWriter:
-    """The same world with a writer of other bounds."""
+    """Give the world's cache a writer with other bounds."""
     assert world.store is not None
     writer = StoreWriter(world.store, [world.arena], **limits)
     world.cache.writer = writer
@@ -52,7 +52,7 @@ def limit_writer(world: World, **limits: int) -> StoreWriter:
 
 
 def hold_up(world: World, monkeypatch: pytest.MonkeyPatch) -> SlowDisk:
-    """A disk that is busy with one page, of nobody."""
+    """Keep the disk busy with a page that belongs to no sequence."""
     assert world.store is not None
     assert world.cache.writer is not None
     disk = SlowDisk(world.store, monkeypatch)

@@ -52,7 +52,7 @@ def moe_gguf(synthetic: ModuleType, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def mlxr(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs a command line that must succeed; gives its stdout."""
+    """Runs a command line that must succeed; returns its stdout."""
 
     def run(*arguments: object) -> str:
         code = main([str(argument) for argument in arguments])
@@ -65,7 +65,7 @@ def mlxr(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs a command line that must end with exit code 2 and one line on stderr; gives that line."""
+    """Runs a command line that must end with exit code 2 and one line on stderr; returns that line."""
 
     def run(*arguments: object) -> str:
         code = main([str(argument) for argument in arguments])

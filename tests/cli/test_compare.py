@@ -22,7 +22,7 @@ TINY = ("--shape", "tiny-spm", "--threads", "1", "--pairs", "2", "--wait-s", "0"
 
 @pytest.fixture
 def compare(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script as a module, to which no machine is too busy."""
+    """The script as a module, for which no machine is too busy."""
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
     script = importlib.import_module("compare")
     session = importlib.import_module("comparison.session")
@@ -33,13 +33,13 @@ def compare(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder in which the models that were made for one test are found by the next one."""
+    """A folder in which each test finds the models that earlier ones made."""
     return str(tmp_path_factory.mktemp("compared"))
 
 
 @pytest.fixture
 def results() -> dict[str, Any]:
-    """Of a run with two cases and one point of the curve, figures made up."""
+    """Made-up results of a run with two cases and one point of the curve."""
     row = {
         "kind": "decode",
         "type": "q4_k_m",
@@ -137,7 +137,7 @@ def test_two_sides_take_turns(
     flags: tuple[str, ...],
     last: list[str],
 ) -> None:
-    """Our engine stands in for the other one, told to be half as fast."""
+    """Our engine stands in for the other one, and is told to be half as fast."""
     asked: list[str] = []
 
     class Slow(compare.Child):  # type: ignore[misc, name-defined]

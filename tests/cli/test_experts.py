@@ -1,4 +1,4 @@
-"""What commands tell of experts: how many there are, and how many bytes of them a token reads."""
+"""Commands report a model's experts: how many there are, and how many bytes of them a token reads."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_budget_for_experts_counts_as_what_the_weights_take(moe_gguf: Path, gg
 
 @pytest.mark.slow
 def test_memory_stays_within_the_setting(synthetic: ModuleType, tmp_path: Path) -> None:
-    """A model of 108 MiB, of whose experts 24 MiB may be in memory: every one of them is used."""
+    """A model of 108 MiB, with at most 24 MiB of its experts in memory: every expert is used."""
     shape = replace(
         synthetic.SHAPES["tiny-moe"], hidden=512, changes=synthetic.make_experts(64, 4, 512, 64) | {"vocab_size": 512}
     )

@@ -166,7 +166,7 @@ def test_a_machine_without_a_gpu_says_so_in_a_line(
 def test_a_check_that_fails_ends_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever a check raises is on the page, and so is all that comes after it."""
+    """An error of a check is on the page, and so are all later checks."""
 
     def refuse() -> tuple[bool, str]:
         raise RuntimeError("error: cannot combine with previous 'int' declaration specifier")

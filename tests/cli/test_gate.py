@@ -1,4 +1,4 @@
-"""bench/gate.py on made-up timings: what is slower fails, what is noise does not, and who begins changes."""
+"""bench/gate.py on made-up timings: slower code fails, noise does not, and the trees take turns to begin."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def make_timings(ours_s: float, noise: float, seed: int = 1) -> Callable[[bool], float]:
-    """Seconds of either tree, where the other one takes 1 s; the machine is up to so much slower at times."""
+    """Return a timer of either tree: ours, or 1 s for the other one, each up to `noise` times longer at random."""
     draw = random.Random(seed)
     return lambda is_ours: (ours_s if is_ours else 1.0) * (1 + noise * draw.random())
 
 
 def run(gate: ModuleType, rounds: int = 200, **cases: Callable[[bool], float]) -> tuple[bool, str, dict[str, int]]:
-    """Whether the gate fails, what it says, and how many rounds each case took."""
+    """Run cases; return True if the gate fails, its words, and the number of rounds of each case."""
     left, results, said = iter(range(rounds)), {}, []
     for name, ratios in gate.run_rounds(cases, lambda: next(left, None) is None):
         results[name] = ratios
@@ -92,7 +92,7 @@ def test_the_interval_holds_the_median(gate: ModuleType) -> None:
 
 
 def test_a_step_that_sleeps_takes_longer(gate: ModuleType, gguf: Path) -> None:
-    """The hook that shows the gate failing: half of each step's time once more."""
+    """The hook that shows the gate failing adds half of each step's time."""
     side = importlib.import_module("comparison.ours").Side()
     try:
         side.open(str(gguf), 1, {})

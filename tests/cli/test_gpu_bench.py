@@ -1,4 +1,4 @@
-"""bench/gpu.py with tiny shapes on MLX's CPU device, and its report with figures made up."""
+"""bench/gpu.py with tiny shapes on MLX's CPU device, and its report with made-up figures."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ done
 
 
 def test_llama_cpp_says_what_a_step_takes(bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its tool, as a script that says what it was asked for, multiplied by the round."""
+    """A script stands in for its tool and prints the figures that it was asked for, times the round."""
     module = importlib.import_module("gpu_comparison.llama_cpp")
     monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path))
     tool = tmp_path / module.TOOL
@@ -130,7 +130,7 @@ def test_llama_cpp_says_what_a_step_takes(bench: ModuleType, tmp_path: Path, mon
 def test_llama_cpp_may_lose_its_last_line_but_no_other(
     bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its log is not waited for when it ends."""
+    """At its end its log is not waited for."""
     module = importlib.import_module("gpu_comparison.llama_cpp")
     monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path))
     tool = tmp_path / module.TOOL
@@ -164,7 +164,7 @@ def test_llama_cpp_is_warmed_by_its_own_process(
 
 
 def test_tools_are_named_from_here(bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process that runs the tool is in another folder than the one who names it."""
+    """The process that runs the tool has another working folder than the one that names it."""
     asked: list[dict[str, Any]] = []
 
     class Listener(Speaker):
@@ -225,7 +225,7 @@ def test_a_failure_is_told_and_ends_nothing(bench: ModuleType, monkeypatch: pyte
 
 
 class Speaker:
-    """An engine that tells speeds made up, and writes down what happens to it."""
+    """An engine with made-up speeds, which records what happens to it."""
 
     def __init__(self, name: str, turn: int, events: list[str]) -> None:
         self._name, self._turn, self._events, self._round = name, turn, events, 0
@@ -247,7 +247,7 @@ class Speaker:
 
 @pytest.fixture
 def events(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happens to engines, all of which are there."""
+    """The list of what happens to engines, all of which can start."""
     happened: list[str] = []
 
     def start(name: str) -> Speaker:

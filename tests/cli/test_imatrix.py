@@ -1,4 +1,4 @@
-"""`mlxr imatrix` and `mlxr convert --imatrix`: which columns of its weights a model uses, in llama.cpp's file."""
+"""`mlxr imatrix` and `mlxr convert --imatrix`: how much a model uses columns of its weights, in llama.cpp's file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading: names, paths, and errors that say what is near."""
+"""Loading: names, paths, and errors that suggest similar names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models with two lists of factors for their rotation: which list counts, and what is found again in the cache."""
+"""Models with two lists of factors for their rotation: the list that counts, and what the cache finds again."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_validation_compares_with_a_reference_that_serves_the_same_context(phi: 
 
 def test_pages_of_one_list_are_not_found_by_an_engine_with_the_other(phi: Path, tmp_path: Path) -> None:
     def answer(context_tokens: int | None) -> int:
-        """How many tokens of the prompt the store had."""
+        """Answer once; return how many tokens of the prompt came from the store."""
         settings = Settings(
             device="cpu",
             context_tokens=context_tokens,

@@ -37,7 +37,7 @@ def test_a_template_that_is_none_ends_the_command_before_a_model_is_read(capsys:
 
 
 def execute(*arguments: str, stdin: bytes = b"", environment: dict[str, str] | None = None) -> Sequence[object]:
-    """A process of its own: exit code, stdout, stderr."""
+    """Run a process of its own; return exit code, stdout, stderr."""
     run = subprocess.run(
         [sys.executable, "-m", "mlxr", *arguments],
         input=stdin,

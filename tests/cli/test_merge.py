@@ -1,4 +1,4 @@
-"""`mlxr merge`: the merged model says what the base says with the adapter."""
+"""`mlxr merge`: the merged model answers as the base does with the adapter."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_merged_model_says_what_base_and_adapter_say(
 
 
 def test_without_a_type_tensors_keep_theirs(tmp_path: Path, mlxr: Run) -> None:
-    """A GGUF adapter of the demo: what it does not change is the same, byte for byte."""
+    """With a GGUF adapter of the demo, all other tensors stay the same, byte for byte."""
     chance, tensors, name = np.random.default_rng(3), [], "blk.1.ffn_down.weight"
     with open_gguf(ASSETS / "demo.gguf") as base:
         rows, columns = base.tensors[name].shape

@@ -1,4 +1,4 @@
-"""A folder as mlx-community publishes it, or AWQ, GPTQ, compressed-tensors, FP8: it computes what its numbers mean."""
+"""A folder as mlx-community publishes it, or AWQ, GPTQ, compressed-tensors, FP8: it computes with the right numbers."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ SETTINGS = Settings(arena_bytes=2**22, kv_type="f32")
 MAX_ERROR = {"cpu": 0.05, "mlx-cpu": 2e-5, "emulated": 2e-5}  # the CPU rounds activations to 8 bits
 GPU = find_gpu()
 if GPU is not None:
-    MAX_ERROR[GPU] = 0.08  # rounds to 16 bits, and so do weights; an H200 came to 0.043
+    MAX_ERROR[GPU] = 0.08  # rounds inputs and weights to 16 bits; an H200 came to 0.043
 
 
 def write_folder(folder: Path, *, tied: bool = True, plain: bool = False, **quantization: object) -> Path:
-    """Quantised like this, with OWN for single modules; `plain` writes the same numbers as f32."""
+    """Write a folder quantised like this, with OWN for single modules; `plain` writes the same numbers as f32."""
     folder.mkdir()
     stated = {"bits": 4, "group_size": 64, "mode": "affine", **OWN, **quantization}
     config = {**HF_CONFIG, **CHANGES, "attention_bias": True, "tie_word_embeddings": tied}
@@ -175,7 +175,7 @@ PACKED = {
 
 @pytest.mark.parametrize("name", PACKED)
 def test_others_quantised_folders_compute_what_the_numbers_mean(name: str, tmp_path: Path) -> None:
-    """Of each method: the reference computes as with the same numbers in f32, the CPU but for its activations."""
+    """For each method the reference gives what the same numbers give in f32; the CPU does, but for its activations."""
     method, bits, stated = PACKED[name]
     config = {**HF_CONFIG, **CHANGES, "torch_dtype": "float16"}
     folders, answers = (tmp_path / "q", tmp_path / "f"), []

@@ -171,7 +171,7 @@ def test_files_at_home_and_renderers_of_ollama(
 def test_a_modelfile_comes_through_a_pipe(
     given: str, mlxr: Run, own_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `-f /dev/stdin` and `-f <(...)` give it; paths in it begin where the command runs."""
+    """It may come by `-f /dev/stdin` or `-f <(...)`; its paths begin where the command runs."""
     monkeypatch.chdir(tmp_path)
     end, start = os.pipe()
     os.write(start, f"FROM ./{own_file.name}\nSYSTEM piped\n".encode())

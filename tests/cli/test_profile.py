@@ -14,14 +14,14 @@ Run = Callable[..., str]
 
 
 def read_profile(mlxr: Run, tmp_path: Path, *arguments: object) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """The numbers, the trace and the tables of `mlxr profile`."""
+    """Run `mlxr profile`; return the numbers, the trace and the tables."""
     numbers, trace = tmp_path / "profile.json", tmp_path / "trace.json"
     printed = mlxr("profile", *arguments, "--json-file", numbers, "--trace", trace)
     return json.loads(numbers.read_text()), json.loads(trace.read_text()), printed
 
 
 def check_trace(report: dict[str, Any], trace: dict[str, Any]) -> None:
-    """As Perfetto reads it: whole events with a start, a length and a row; kernels lie within steps."""
+    """Check a trace as Perfetto reads it: whole events with a start, a length and a row; kernels lie within steps."""
     events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     rows = {event["args"]["name"]: event["tid"] for event in trace["traceEvents"] if event["ph"] == "M"}
     steps = [event for event in events if event["tid"] == rows["steps"]]

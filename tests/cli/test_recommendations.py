@@ -1,4 +1,4 @@
-"""What the files of a model recommend of sampling: read, converted, shown, and below what anybody else says."""
+"""Sampling that the files of a model recommend: read, converted, shown, and used unless a caller says otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vectors of files go on where they were interrupted, and a folder's files are found by meaning."""
+"""Interrupted vectors of files go on where they were, and files of a folder are found by meaning."""
 
 from __future__ import annotations
 

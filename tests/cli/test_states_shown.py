@@ -1,4 +1,4 @@
-"""What commands tell of recurrent layers: bytes of a slot and of a snapshot, and of a conversation."""
+"""Commands report recurrent layers: the bytes of a slot, of a snapshot, and of a conversation."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="session")
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One server of a tiny model that sees, which the environment that has mlxr writes."""
+    """A server of a tiny model that sees, which the environment that has mlxr writes."""
     folder = tmp_path_factory.mktemp("seeing") / "eyes"
     paths = [str(ROOT / "tests" / name) for name in ("models", "shared")]
     program = f"import sys; from pathlib import Path; sys.path[:0] = {paths}; from vision_models import *; "
@@ -56,7 +56,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @contextmanager
 def start(words: list[str], home: Path, own: dict[str, str]) -> Iterator[str]:
-    """The address of an `mlxr` command that serves, until the context ends."""
+    """Start an `mlxr` command that serves, until the context ends; yields its address."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("MLXR_")}
     own = {"HOME": str(home), "MLXR_MODELS_FOLDER": str(home / "models"), "MLXR_ARENA_BYTES": "256M", **own}
     command = [COMMAND, *words, "--port", "0", "--log-level", "warning"]
@@ -85,7 +85,7 @@ def find_real_model() -> Path:
 
 
 def read_address(process: subprocess.Popen[str]) -> str:
-    """Where the server listens, read from what it prints until it is ready."""
+    """Return the server's address, read from its output until it is ready."""
     assert process.stderr is not None
     lines = []
     for line in process.stderr:

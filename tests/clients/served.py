@@ -1,4 +1,4 @@
-"""What a test knows of the server that it talks to."""
+"""A running server, as tests know it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Served:
-    """A running server: its address, the name of its model, whether that model knows more than the demo, and where
-    files of adapters for the demo are: the server has `one.gguf` as "one".
+    """Address of the server, name of its model, whether that knows more than the demo, and the folder of adapters for
+    the demo; the server has `one.gguf` as "one".
     """
 
     url: str

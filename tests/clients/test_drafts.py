@@ -1,4 +1,4 @@
-"""What clients can say of drafts, in each dialect's words: the answer is the same, and what was guessed is told."""
+"""Clients set drafts in each dialect's words: the answer stays the same, and the guesses are counted."""
 
 from __future__ import annotations
 

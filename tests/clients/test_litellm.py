@@ -41,7 +41,7 @@ def test_it_talks(common: dict[str, Any], served: Served) -> None:
 
 
 def test_a_round_trip_of_its_own_messages(common: dict[str, Any]) -> None:
-    """What it makes of an answer, with all its own fields, is the history of the next request."""
+    """Its message of an answer, with all its own fields, goes back as history of the next request."""
     first = litellm.completion(**common, messages=MESSAGES).choices[0].message
     history = [*MESSAGES, first, {"role": "user", "content": "Thanks. And os.path.split?"}]
     assert litellm.completion(**common, messages=history).choices[0].message.content

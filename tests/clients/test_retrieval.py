@@ -1,5 +1,6 @@
 """Clients that embed and rank, against an encoder and a cross-encoder: OpenAI's, Ollama's, Cohere's, LangChain's,
-LlamaIndex's and Haystack's. Cohere's are asked unchanged, so that they look for their own models' names."""
+LlamaIndex's and Haystack's. Cohere's are used unchanged, so they ask for their own models' names.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work that waits: every prompt's tokens leave once, however notices and reports of a replica come in between."""
+"""Work that waits: every prompt's tokens leave once, in whatever order a replica's notices and reports come."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from mlxr.cluster.router import Backlog, Load, NoReplica, Router
 
-LATE_S = 1.0  # at most, for prompts on their way to the replica and for what it says on its way back
+LATE_S = 1.0  # at most, for prompts on their way to the replica and for its notices on their way back
 
 
 def send_all(*tokens: int) -> Backlog:
-    """Prompts 0, 1, ... that are sent a second apart, and nothing is in the cache."""
+    """Send prompts 0, 1, ... a second apart, with nothing in the cache."""
     backlog = Backlog()
     for number, count in enumerate(tokens):
         backlog.send(number, count, count, float(number))
@@ -110,7 +110,7 @@ def test_answers_that_have_ended_run_no_more_whatever_a_report_on_its_way_says()
 
 @dataclass
 class Sent:
-    """A prompt as it truly is: `at_s` it reaches the replica, of whose work on it `left` tokens are left."""
+    """A prompt's true state: it reaches the replica at `at_s`, and `left` tokens of work are left."""
 
     number: int
     tokens: int
@@ -129,10 +129,10 @@ class Truth:
         self.known: dict[int, Sent] = {}  # not settled
         self.arriving: deque[Sent] = deque()
         self.queue: deque[Sent] = deque()  # at the replica, with tokens left
-        self.reports: deque[tuple[float, float, int, int]] = deque()  # when each comes, is made, and what it says
+        self.reports: deque[tuple[float, float, int, int]] = deque()  # when each comes and was made, and its numbers
         self.computed: deque[tuple[float, int]] = deque()  # notices of first tokens
         self.running: set[int] = set()  # requests at the replica
-        self.live: set[int] = set()  # requests of whose end the front has not heard
+        self.live: set[int] = set()  # requests whose end the front has not heard of
         self.ended: deque[tuple[float, int]] = deque()  # notices of that
         self.count = 0
 
@@ -158,7 +158,7 @@ class Truth:
                 self.computed.append((self.now_s + self.random.random() * LATE_S, first.number))
 
     def cancel(self) -> None:
-        """A client leaves; the replica hears of it no later than of anything else."""
+        """Let a client leave; the replica hears of it no later than of anything else."""
         number = self.random.choice(list(self.known) or [-1])
         if number >= 0 and self.known[number] not in self.arriving:
             sent = self.known.pop(number)
@@ -169,7 +169,7 @@ class Truth:
                 self.queue.remove(sent)
 
     def finish(self) -> None:
-        """An answer ends, some time after its prompt."""
+        """End an answer, some time after its prompt."""
         done = sorted(self.running - {sent.number for sent in self.queue})
         if done:
             number = self.random.choice(done)
@@ -178,13 +178,13 @@ class Truth:
             self.ended.append((max(first_s, self.now_s + self.random.random() * LATE_S), number))
 
     def report(self) -> None:
-        """A prompt that has not been begun is counted with what the cache has of it."""
+        """Make a report; prompts that have not begun count with their cached tokens."""
         waiting = sum(sent.left if sent.left < sent.tokens else sent.most for sent in self.queue)
         comes_s = max(self.now_s + self.random.random() * LATE_S, self.reports[-1][0] if self.reports else 0.0)
         self.reports.append((comes_s, self.now_s, waiting, len(self.running)))
 
     def pass_time(self) -> None:
-        """All that is due happens."""
+        """Let all that is due happen."""
         self.now_s += self.random.random() * 0.4
         while self.arriving and self.arriving[0].at_s <= self.now_s:
             self.running.add(self.arriving[0].number)
@@ -205,7 +205,7 @@ class Truth:
             self.backlog.report(waiting, running, made_s - LATE_S)
 
     def prove(self) -> None:
-        """No fewer tokens are known than are truly left, and no more than those of the prompts that are not settled."""
+        """Check that the known tokens are at least those truly left, and at most those of all unsettled prompts."""
         self.backlog.check()
         assert set(self.backlog) == self.live
         assert {number for number in self.live if number in self.backlog} == set(self.known)

@@ -1,4 +1,4 @@
-"""A stream that is begun anew goes on where the first broke off, frame by frame."""
+"""A stream that is begun again continues where the first one broke off, frame by frame."""
 
 from __future__ import annotations
 

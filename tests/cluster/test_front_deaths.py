@@ -1,4 +1,4 @@
-"""Replicas die in every place of a reply, on real sockets; a client gets its whole answer from those that are left."""
+"""Replicas die in every place of a reply, on real sockets; the client gets its whole answer from the others."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class FakeReplica:
 
 
 def new_loops() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The event loops that a front may have: Ray takes uvloop where it is installed."""
+    """The event loops that a front may have: Ray takes uvloop if it is installed."""
     loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
     try:
         import uvloop

@@ -1,4 +1,4 @@
-"""The front names a replica that has the pages, where a request goes elsewhere, and nobody else can."""
+"""If a request goes to a replica without its pages, the front, and nobody else, names one that has them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The front tells the router when a prompt is computed and when a request leaves a replica, in whatever way it does.
+"""The front tells the router when a prompt is computed and when a request leaves a replica, however it leaves.
 
-Replicas are made up and report once, at the start. So whatever the router knows of their work later, it was told.
+Replicas are made up and report once, at the start. So all later knowledge of the router about their work comes from
+the front.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ DIE = b"die"
 
 
 class Client:
-    """One request of a client, and what it gets of the answer until it leaves."""
+    """One request of a client, and the part of the answer that it gets until it leaves."""
 
     def __init__(self, path: str, body: object, *, leaves_at_head: bool = False) -> None:
         self.left, self.status = asyncio.Event(), 0
@@ -66,7 +67,7 @@ class Client:
 
 
 def run(answer: Answer, play: Callable[[Front, Router], Awaitable[None]], replicas: str = "ab") -> None:
-    """Let a front with these replicas, which answer all but plans with `answer`, be there for `play`."""
+    """Run `play` with a front of these replicas, which reply to all but plans with `answer`."""
 
     async def reply(request: httpx.Request) -> httpx.Response:
         if PLAN.decode() not in request.headers:
@@ -98,7 +99,7 @@ def run(answer: Answer, play: Callable[[Front, Router], Awaitable[None]], replic
 
 
 def list_prompts(router: Router) -> list[int]:
-    """Those that count as work."""
+    """List the prompts that count as work."""
     return [number for number, replica in router._sent.items() if number in replica.backlog]
 
 
@@ -122,7 +123,7 @@ WHOLE = {
 
 @pytest.mark.parametrize("whole", WHOLE.values(), ids=WHOLE)
 def test_a_conversation_of_quick_answers_stays_where_its_pages_are(whole: Callable[[], httpx.Response]) -> None:
-    """Also when the replicas are much faster than the router assumes, and their next reports are far."""
+    """This holds even if the replicas are much faster than the router assumes, and report only much later."""
     answered: list[str] = []
 
     async def answer(request: httpx.Request) -> httpx.Response:
@@ -164,7 +165,7 @@ BEGUN = {
 
 @pytest.mark.parametrize(("before", "token"), BEGUN.values(), ids=BEGUN)
 def test_the_prompt_counts_as_work_until_the_first_token(before: list[bytes], token: bytes) -> None:
-    """Frames that are sent before it, to begin with or while the prompt is computed, tell nothing of it."""
+    """Earlier frames, at the start or while the prompt is computed, say nothing about it."""
     computed, ended = asyncio.Event(), asyncio.Event()
 
     async def grow() -> AsyncIterator[bytes]:
@@ -198,7 +199,7 @@ def test_the_prompt_counts_as_work_until_the_first_token(before: list[bytes], to
 
 
 def in_turn(*replies: Callable[[], httpx.Response]) -> Answer:
-    """One reply after the other, whoever is asked."""
+    """Return one reply after the other, whichever replica is asked."""
     left = iter(replies)
 
     async def answer(_: httpx.Request) -> httpx.Response:
@@ -243,7 +244,7 @@ def test_no_end_of_a_request_leaves_its_prompt_behind(replies: list[Callable[[],
 
 @pytest.mark.parametrize("when", ["before the head", "at the head", "before the first token", "after it"])
 def test_a_client_that_leaves_takes_its_prompt_along(when: str) -> None:
-    """Also one that leaves before the frames of its answer were begun: the connection is free again, too."""
+    """Also if it leaves before the first frame of its answer: the connection is free again, too."""
     asked, closed = asyncio.Event(), asyncio.Event()
 
     async def grow() -> AsyncIterator[bytes]:

@@ -30,7 +30,7 @@ TIMEOUT_S = 1.0
 
 @dataclass
 class Member:
-    """A replica, and what a client of it would do."""
+    """A replica, and the requests that a client of it makes."""
 
     replica: Replica
     reports: list[Report]
@@ -40,7 +40,7 @@ class Member:
         return self.replica.url
 
     def ask(self, prompt: str, peer: str | None = None, token: str = SECRET) -> tuple[str, int]:
-        """The answer, and how many tokens of the prompt were cached."""
+        """Ask the replica; return the answer, and how many tokens of the prompt were cached."""
         headers = {} if peer is None else {PEER.decode(): peer, TOKEN.decode(): token}
         body = {"prompt": prompt, "max_tokens": 12, "temperature": 0}
         reply = httpx.post(f"{self.url}/v1/completions", json=body, headers=headers, timeout=60).json()
@@ -85,13 +85,13 @@ numbers = iter(range(1000))
 
 
 def make_prompt() -> str:
-    """One of which nobody has a page."""
+    """Make a prompt of which no replica has a page."""
     return f"# Module {next(numbers)}\nimport os\nimport sys\n" + "def read(path):\n    return open(path).read()\n" * 20
 
 
 @contextmanager
 def serve_as_peer(handle: Callable[[BaseHTTPRequestHandler, bytes], None]) -> Iterator[str]:
-    """A peer that does whatever it likes with an ask."""
+    """Serve as a peer that answers asks as it likes; yields its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -147,7 +147,7 @@ def test_pages_of_another_replica_are_as_good_as_computed(members: tuple[Member,
 
 @pytest.mark.slow
 def test_pages_on_their_way_are_waited_for(members: tuple[Member, Member]) -> None:
-    """A second request that begins alike is not computed meanwhile, whether a peer is named for it or not."""
+    """A second request that begins alike waits for them, whether a peer is named for it or not."""
     first, second = members
     for named in (False, True):
         prompt = make_prompt()

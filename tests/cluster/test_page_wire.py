@@ -1,4 +1,4 @@
-"""Asks and pages as bytes: whatever comes that is not what was asked for, whole and right, is refused."""
+"""Asks and pages as bytes: only the pages that were asked for, whole and right, are taken."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def reader_of(data: bytes, piece: int = 7) -> Callable[[memoryview], int]:
 
 
 def take(data: bytes, inbox_bytes: int = 2000) -> tuple[set[tuple[int, bytes]], Refusal | None]:
-    """What is in the inbox afterwards, and why nothing more was taken."""
+    """Return the contents of the inbox afterwards, and why nothing more was taken."""
     inbox = Inbox(inbox_bytes)
     delivery, cause = inbox.open(ASK.max_bytes), None
     try:

@@ -1,4 +1,4 @@
-"""A cluster of two engines on this machine, asked over HTTP: it answers as one server does, whatever happens to it."""
+"""A cluster of two engines on this machine, asked over HTTP, answers as one server does, whatever happens to it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def strip(body: bytes) -> object:
-    """Replies without what differs between any two: ids, times and speeds."""
+    """Return replies without the parts that always differ: ids, times and speeds."""
     text = re.sub(rb"data: |event: .*|\[DONE\]", b"", body).decode()
     values = [json.loads(line) for line in text.splitlines() if line.strip()]
     return [drop(value) for value in values]
@@ -206,7 +206,7 @@ def text_of(body: bytes) -> str:
 
 @pytest.mark.parametrize("killed", [1, 2])
 def test_an_answer_goes_on_when_its_replica_is_killed(cluster: Cluster, killed: int) -> None:
-    """Also when none is left, until a new one has come."""
+    """Even if no replica is left, once a new one has come."""
     expected = [text_of(ask_stream(cluster, number)) for number in range(4)]
     continued = sum(cluster.count(r'mlxr_cluster_requests_total\{reason="continued"'))
     pieces: list[list[bytes]] = [[] for _ in expected]
@@ -216,7 +216,7 @@ def test_an_answer_goes_on_when_its_replica_is_killed(cluster: Cluster, killed: 
         for process_id in cluster.process.find_replicas()[:killed]:
             os.kill(process_id, signal.SIGKILL)
         assert [text_of(one.result()) for one in asked] == expected
-    if killed == 2:  # else all may have been where none was killed
+    if killed == 2:  # otherwise all may have been in the replica that was not killed
         assert sum(cluster.count(r'mlxr_cluster_requests_total\{reason="continued"')) > continued
     cluster.process.wait_for_replicas(2)
 

@@ -1,4 +1,4 @@
-"""Where requests go: to their pages, away from work, never to the dead, and what the router counts between reports."""
+"""The router sends requests to their pages, away from work, never to the dead, and counts between reports."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ FAST = Link(page_bytes=1000, boundary_bytes=0, max_bytes=10**6, timeout_s=10.0, 
 
 
 def make_moving(link: Link | None, waiting: int = 1000, pages: int = 20) -> tuple[Router, list[bytes]]:
-    """A holds the pages and has much to do, b has nothing of both."""
+    """Make a router with two replicas: "a" holds the pages and has much to do, "b" has neither pages nor work."""
     router, keys = make_router("a", "b"), make_keys(20)
     router.note_pages("a", PageDelta(0, keys[:pages]))
     router.note_load("a", Load(waiting, 0, 1000.0, 0.0, link))

@@ -1,7 +1,7 @@
-"""Thousands of random steps: replicas come and go, reports are lost, doubled and out of order; all is proved each time.
+"""Thousands of random steps: replicas come and go, reports are lost, doubled and out of order; each step is checked.
 
-Beside the router stands what is true: each replica's pages and the number of its next report. At the end every replica
-that is asked for the whole sends it, and then the router must know exactly what is true.
+The test keeps the truth beside the router: each replica's pages and the number of its next report. At the end each
+replica sends all of its pages if it is asked to, and then the router must know exactly the truth.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class World:
         self.router.check()
 
     def settle(self) -> None:
-        """All expectations run out, everyone reports without loss, and whoever is asked for the whole sends it."""
+        """Let all expectations run out, and all replicas report without loss, with all their pages if asked to."""
         self.now_s += 10_000.0
         for name, replica in self.replicas.items():
             self.router.note_load(name, Load(0, 0, 1000.0, 0.0))
@@ -108,7 +108,7 @@ class World:
             assert not self.router.wants_whole(name)
 
     def prove(self) -> None:
-        """The router holds what is true: for every text, the replicas with its last page, and for every page."""
+        """Check that the router knows the replicas that hold each page of each text, and how many pages there are."""
         table = self.router._table
         for text in self.texts:
             for pages in range(1, len(text) + 1):

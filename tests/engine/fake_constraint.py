@@ -1,4 +1,4 @@
-"""A constraint that needs no grammar: what it allows depends on the sum of the tokens it has accepted."""
+"""A constraint without a grammar: the allowed tokens depend on the sum of the accepted ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mlxr.kernels.sample import SampleResult, sample
 
 
 class FakeConstraint:
-    """After tokens whose sum is s, the tokens t with (s + t) % `divisor` == 0; accepts nothing else.
+    """After tokens whose sum is s, allows the tokens t with (s + t) % `divisor` == 0, and accepts no others.
 
     From token number `fails_at` on `fill_mask` raises `failure`, after `accepts` tokens `accept` raises, and after
     `ends_at` tokens nothing is allowed. After a multiple of `safe_every` tokens an answer may be closed with the tokens
@@ -88,7 +88,7 @@ class FakeConstraint:
 def expect_constrained(
     prompt: Sequence[int], tokens: int, constraint: FakeConstraint | None, index: int = 0, **params: Any
 ) -> list[SampleResult]:
-    """What an answer must be, computed without an engine, a cache or a batch."""
+    """Compute the expected answer without an engine, a cache or a batch."""
     masks = None if constraint is None else MaskSource(constraint.fork(), VOCABULARY)
     sampler = Sampler(SamplingParams(**params), prompt, index, masks)
     history, answer = list(prompt), []

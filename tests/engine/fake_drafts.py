@@ -20,7 +20,7 @@ Requests = Mapping[int, tuple[list[int], int]]  # the prompt of each and how man
 
 
 def expect_right_guesses(engine: Engine, requests: Requests, events: Sequence[TokenEvent]) -> None:
-    """All answers are those of the model alone, and every draft was right."""
+    """Assert that all answers are those of the model alone, and that every draft was right."""
     for request, (prompt, tokens) in requests.items():
         answers: dict[int, list[int | None]] = {}
         for event in events:
@@ -55,11 +55,11 @@ class Guesser:
         return [1.0] * tokens
 
     def release(self, *, has_ended: bool) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
 
 class FakeDraftModel(FakeModel):
-    """The fake model, which has the same logits, but for a part of the texts that chance chooses."""
+    """The fake model with the same logits, except for a random part of the texts."""
 
     right = 1.0
 
@@ -72,7 +72,7 @@ class FakeDraftModel(FakeModel):
 
 
 def make_costs_known(planner: Planner) -> None:
-    """Any step takes 1,000 seconds, and there is time to find out."""
+    """Make the planner believe that any step takes 1,000 seconds, and that there is time to try drafts."""
     costs = planner._costs
     for _ in range(3):
         costs.count(1, 1e3)
@@ -93,7 +93,7 @@ class EagerPlanner(Planner):
             model._rates.values = [1.0] * len(model._rates.values)
 
     def count(self, rows: int, seconds: float, answers: int | None = None, tokens: int = 0) -> None:
-        """What is measured changes nothing."""
+        """Ignore measurements."""
 
     def _choose(
         self, rates: Mapping[K, list[float]], answers: int, rows: int, room_rows: int, *, from_ahead: bool = False
@@ -105,7 +105,7 @@ class EagerPlanner(Planner):
 
 
 def draft_eagerly(engine: Engine, right: float, most_tokens: int) -> Engine:
-    """The engine, whose answers always have drafts from now on, if it drafts at all: by its draft model, if any."""
+    """Make an engine that has drafts draft for every answer, with its draft model if it has one; return it."""
     planner = engine._planner
     if planner is not None:
         engine._planner = engine._scheduler._drafts = EagerPlanner(most_tokens, planner.model)

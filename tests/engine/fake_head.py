@@ -1,4 +1,4 @@
-"""A head for the fake model: it knows of each state which tokens it was made of, and so what comes next."""
+"""A head for the fake model: it reads off each state the tokens that it was made of, and so knows what comes next."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mlxr.kernels.ragged import RaggedBatch
 
 
 class TelltaleModel(FakeModel):
-    """The fake model, whose states are the number of a text that it keeps in mind; no text has number 0."""
+    """The fake model, with states that are the number of a text that it remembers; no text has number 0."""
 
     def forward_hidden(self, batch: RaggedBatch, arena: ModelArena) -> Floats:
         logits = super().forward_hidden(batch, arena)
@@ -81,7 +81,7 @@ class FakeHead:
         return np.array(logits, np.float32).reshape(-1, width), np.array(made, np.float32).reshape(-1, 1)
 
     def _check(self, batch: RaggedBatch, row: int, text: list[int], arena: ModelArena) -> None:
-        """The pages hold the last tokens of the text, up to as many as the head has read."""
+        """Assert that the pages hold the last tokens of the text, up to as many as the head has read."""
         sequence = int(np.searchsorted(batch.query_starts, row, side="right")) - 1
         positions = np.arange(int(batch.positions[row]) + 1)
         pages, offsets = batch.page_table[sequence, positions // arena.page_size], positions % arena.page_size

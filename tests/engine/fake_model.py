@@ -99,7 +99,7 @@ class FakeModel:
         return [states for states in arena.states if states is not None]
 
     def _read_history(self, batch: RaggedBatch, row: int, arena: ModelArena) -> list[int]:
-        """Token ids that the row sees: those of the layer that sees most, of which the others see the last ones."""
+        """Return the token ids that the row sees in the layer that sees most; other layers see the last of these."""
         sequence = int(np.searchsorted(batch.query_starts, row, side="right")) - 1
         position, histories = int(batch.positions[row]), []
         for states in self._list_states(arena):
@@ -120,7 +120,7 @@ class FakeModel:
 
 
 def advance_states(batch: RaggedBatch, states: Floats) -> None:
-    """What a recurrent layer does: from the state read, token by token, to the one written."""
+    """Stand in for a recurrent layer: advance the state that was read, token by token, to the one written."""
     states[batch.state_writes] = -1
     for sequence, (read, write) in enumerate(zip(batch.state_reads, batch.state_writes, strict=True)):
         start, stop = batch.query_starts[sequence : sequence + 2]
@@ -177,7 +177,7 @@ def make_engine(
 
 
 def run_all(engine: Engine, max_steps: int = 2000) -> list[TokenEvent]:
-    """Step until nothing is left, proving the books after every step; all events in order."""
+    """Step until nothing is left, checking the books after every step; return all events in order."""
     events: list[TokenEvent] = []
     while engine.has_work:
         events += engine.step()
@@ -194,7 +194,7 @@ def answer_of(events: Sequence[TokenEvent], sequence_id: int) -> list[int]:
 
 
 def finish_of(events: Sequence[TokenEvent], sequence_id: int) -> FinishReason | None:
-    """Why one request ended: from its last event, which must be the only one with a reason."""
+    """Return why one request ended: the reason in its last event, which must be the only one."""
     own = [event for event in events if event.sequence_id == sequence_id]
     assert all(event.finish_reason is None for event in own[:-1])
     return own[-1].finish_reason

@@ -1,9 +1,9 @@
-"""An engine whose steps take the time that a table says: how much faster answers come with a draft model.
+"""An engine whose steps take the time that a table says, to measure how much faster a draft model makes answers.
 
-The engine, its scheduler and its planner are the real ones. The model gives the next token of a text that chance made,
-and the draft model gives it, too, in as many of 100 cases as it `agrees`. A clock goes on by what each step costs, by
-its rows, by whether it could run ahead, and by how many places a draft has, a little more or less as chance has it; now
-and then another program makes one late, and a number of rows or places takes three times as long the first time.
+The engine, its scheduler and its planner are the real ones. The model gives the next token of a random text; the draft
+model gives the same token with the probability that it `agrees`. A clock advances by the cost of each step, which
+depends on its rows, on whether it could run ahead, and on the places of a draft, with some noise; now and then another
+program makes one late, and a number of rows or places takes three times as long the first time.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ class Machine:
 
     @property
     def plain_ms(self) -> float:
-        """Of a token without drafts."""
+        """The milliseconds of a token without drafts."""
         return (self.ahead or self.step)(1)
 
     def gain(self, places: int, agrees: float) -> float:
-        """Times as many tokens with drafts of so many places, all of them verified."""
+        """Return how many times faster tokens come with drafts of so many places, all of them verified."""
         tokens = sum(agrees**place for place in range(places + 1))
         return tokens * self.plain_ms / (self.step(places + 1) + self.draft(places))
 
     def best_gain(self, agrees: float, most: int) -> float:
-        """That of the best number of places, or of none."""
+        """Return the gain with the best number of places, or 1 if no drafts are best."""
         return max(1.0, *(self.gain(places, agrees) for places in range(1, most + 1)))
 
 
@@ -81,13 +81,13 @@ MACHINES = (H200, CPU_FLAT, CPU_STEEP, CPU_TILES)
 
 
 class Clock:
-    """What time it is, in seconds."""
+    """A virtual clock, in seconds, which adds noise, late runs and slow first runs to the costs it is given."""
 
     def __init__(self, seed: int) -> None:
         self.now, self._chance, self._met = 0.0, random.Random(seed), set[tuple[str, int]]()
 
     def take(self, kind: str, size: int, milliseconds: float) -> None:
-        """Something took so long, or a little more or less."""
+        """Let time pass for a piece of work, a little more or less than it costs."""
         factor = 1 + NOISE * self._chance.uniform(-1, 1)
         if self._chance.random() < LATE_SHARE:
             factor *= LATE
@@ -99,7 +99,7 @@ class Clock:
 
 
 class Texts:
-    """One text for each prompt, whose first token is its number; and where the draft model is right."""
+    """A random text for each prompt, whose first token is its number, and the draft model's guesses."""
 
     def __init__(self, seed: int, agrees: Callable[[int], float]) -> None:
         self._seed, self._agrees = seed, agrees
@@ -109,7 +109,7 @@ class Texts:
         return text if position == 0 else random.Random(f"{self._seed} {text} {position}").randrange(VOCABULARY)
 
     def guess(self, text: int, position: int) -> int:
-        """What the draft model guesses for it."""
+        """Return the draft model's guess at a position of a text."""
         token = self.token(text, position)
         is_right = random.Random(f"right {self._seed} {text} {position}").random() < self._agrees(position)
         return token if is_right else (token + 1) % VOCABULARY
@@ -140,7 +140,7 @@ class TextModel(FakeModel):
         return logits
 
     def end_step(self, goes_on: bool) -> None:
-        """The tokens of the step are about to be drawn; whether the next one may begin."""
+        """Note before the step's tokens are drawn whether the next step may begin."""
         self._runs_ahead = goes_on and self.is_plain
 
     @staticmethod
@@ -201,7 +201,7 @@ class TextGuesser:
 def make_simulation(
     machine: Machine, agrees: Callable[[int], float], seed: int, *, sureness: float = 0.1
 ) -> tuple[Engine, Clock, Texts]:
-    """An engine with its clock. The draft model says of all its guesses that they are right in so many cases."""
+    """Make an engine with its clock. The draft model says of all its guesses that they are right in so many cases."""
     clock, texts = Clock(seed), Texts(seed, agrees)
     model = TextModel(texts, machine, clock)
     engine = make_engine(
@@ -234,7 +234,7 @@ def make_simulation(
 
 
 def answer(engine: Engine, clock: Clock, texts: Texts, numbers: Sequence[int], tokens: int, most: int | None) -> float:
-    """The seconds of the steps of some answers at a time, after their prompts; all tokens are those of the texts."""
+    """Answer some prompts at a time; return the seconds of the steps after these. All tokens must be the texts'."""
     prompts = [[texts.token(number, position) for position in range(PROMPT_TOKENS)] for number in numbers]
     params = SamplingParams(max_tokens=tokens)
     requests = [engine.submit(EngineRequest(prompt, params, draft_tokens=most)) for prompt in prompts]
@@ -258,7 +258,7 @@ def measure_gain(
     tokens: int = 400,
     sureness: float = 0.1,
 ) -> float:
-    """How many times faster than without drafts: so many answers at a time, one batch after another, from the start."""
+    """Return how many times faster drafts make batches of answers, one batch after another, in a new engine."""
     seconds = []
     for most in (0, None):
         engine, clock, texts = make_simulation(machine, agrees, seed, sureness=sureness)

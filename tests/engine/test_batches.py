@@ -1,4 +1,4 @@
-"""Batches that are made in short ways are those that they stand for, down to the last integer."""
+"""Batches that are made in short ways equal those that are made in full, down to the last integer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FakePages:
 
 @dataclass
 class FakeTable:
-    """What is asked of a table: the pages of each group, and how many positions are written."""
+    """The parts of a table that batches read: the pages of each group, and how many positions are written."""
 
     paged: list[FakePages]
     length_tokens: int
@@ -41,7 +41,7 @@ class FakePool:
 
 
 def make_parts(chance: random.Random, groups: int, most: int) -> list[Any]:
-    """Sequences of some length with room for more, each with a few tokens that come next, all of them wanted."""
+    """Make sequences of some length with room for more, each with a few tokens that come next, all of them wanted."""
     parts = []
     for _ in range(chance.randrange(1, 4)):
         length, count = chance.randrange(30), chance.randrange(1, most + 1)
@@ -62,7 +62,7 @@ def expect_same(found: RaggedBatch, wanted: RaggedBatch) -> None:
 
 
 def expect_sound(batch: RaggedBatch) -> None:
-    """It is what is made of the same arrays with all checks."""
+    """Assert that a batch is the one that is made of the same arrays with all checks."""
     for group in batch.groups:
         arrays = {name: getattr(group, name) for name in FIELDS}
         assert RaggedBatch(**arrays).longest_context == batch.longest_context

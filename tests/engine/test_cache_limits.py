@@ -1,4 +1,4 @@
-"""A cache takes memory as it is used, within a limit that may change, and gives back what nobody needs."""
+"""A cache takes memory as it is used, within a limit that may change, and gives back unused memory."""
 
 from __future__ import annotations
 

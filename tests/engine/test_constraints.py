@@ -179,7 +179,7 @@ def test_the_best_of_several_constrained_answers() -> None:
 
 
 def expect_closed(constraint: FakeConstraint, most_tokens: int, index: int = 0, **params: object) -> list[int]:
-    """The tokens of an answer that reaches its end: what may stay, then the way."""
+    """Return the tokens of an answer that reaches its end: the part that may stay, then the way."""
     drawn = expect_constrained(PROMPT, most_tokens, constraint, index, **params)
     places = range(0, most_tokens - len(constraint.way) + 1, constraint.safe_every)
     return [*(result.token_id for result in drawn[: places[-1]]), *constraint.way]

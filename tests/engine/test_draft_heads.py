@@ -1,4 +1,4 @@
-"""A head's pages keep step with the answers, and get the states that belong there: one that knows is always right."""
+"""A head's pages keep step with the answers, and get the right states: a head that knows them is always right."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_head_that_knows_is_always_right(most_tokens: int, page_size: int, lay
 @pytest.mark.parametrize("layers", LAYERS)
 @pytest.mark.parametrize("seed", range(8))
 def test_its_pages_follow_forks_preemption_and_resumption(seed: int, layers: str) -> None:
-    """Many answers in a small arena: whatever happens to their pages, no guess of a head that knows is ever wrong."""
+    """In a small arena with many answers, no guess of a head that knows is ever wrong, whatever happens to pages."""
     chance = random.Random(seed)
     most, page_size = chance.choice([1, 4, 8]), chance.choice([1, 4] if layers == "full" else [4, 8])
     engine = make_eager(1.0, most, layers, page_size=page_size, pages=chance.choice([90, 128]))
@@ -82,7 +82,7 @@ def test_wrong_guesses_change_nothing_and_leave_nothing(right: float, layers: st
 
 
 def test_a_prompt_found_in_the_cache_has_its_head_there_too() -> None:
-    """The head computes what is new alone."""
+    """The head computes only the new part."""
     head = FakeHead()
     engine = make_eager(draft=HeadSource(head, b"head"), prefill_chunk_tokens=64, max_batch_tokens=64)
     prompt = [n % 7 for n in range(40)]
@@ -139,7 +139,7 @@ def test_a_layer_that_drafts_must_be_there_where_it_is_asked_for() -> None:
 
 
 def test_a_prompt_whose_head_is_gone_begins_with_the_first_state() -> None:
-    """The model finds its pages, the head has none: all guesses are right, from fewer places."""
+    """The model finds its pages and the head finds none: all guesses are right, from fewer places."""
     head = FakeHead()
     engine = make_eager(draft=HeadSource(head, b"head"), prefill_chunk_tokens=64, max_batch_tokens=64)
     prompt = [n % 7 for n in range(40)]

@@ -40,7 +40,7 @@ def test_a_draft_of_the_same_model_is_always_right(most_tokens: int, page_size: 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_its_pages_follow_forks_preemption_and_resumption(seed: int) -> None:
-    """Many answers in a small arena: whatever happens to their pages, no guess of the same model is ever wrong."""
+    """In a small arena with many answers, no guess of the same model is ever wrong, whatever happens to its pages."""
     chance = random.Random(seed)
     engine = make_eager(1.0, chance.choice([1, 4, 8]), page_size=chance.choice([1, 4]), pages=chance.choice([90, 128]))
     requests = {}

@@ -1,4 +1,4 @@
-"""How much faster a draft model makes answers, by a clock that a table of costs moves: near the best that there is."""
+"""Drafts make answers nearly as much faster as is possible, by a clock that a table of costs moves."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _no_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("sureness", [0.1, 0.7])
 def test_a_gpu_asks_a_draft_model_that_is_right_in_most_cases(sureness: float) -> None:
-    """However sure it says it is, though steps without drafts run ahead and are shorter."""
+    """This holds however sure it says it is, though steps without drafts run ahead and are shorter."""
     gains = [measure_gain(H200, lambda _: 0.7, seed, sureness=sureness) for seed in range(4)]
     assert min(gains) > 1.65
     assert statistics.mean(gains) > 0.92 * H200.best_gain(0.7, MOST_TOKENS)
@@ -46,7 +46,7 @@ def test_a_gpu_asks_a_draft_model_that_is_right_in_most_cases(sureness: float) -
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
 @pytest.mark.slow
 def test_drafts_are_about_as_long_as_is_best(machine: Machine, agrees: float, share: float) -> None:
-    """With all that is learned in the first of three answers; the more a draft brings, the more that counts."""
+    """This includes the time to learn, in the first of three answers; the more a draft brings, the more that counts."""
     gains = [measure_gain(machine, lambda _: agrees, seed) for seed in range(3)]
     assert statistics.mean(gains) > share * machine.best_gain(agrees, MOST_TOKENS)
 
@@ -68,14 +68,14 @@ def test_drafts_that_are_seldom_right_cost_little(machine: Machine) -> None:
 
 @pytest.mark.parametrize("machine", [CPU_FLAT, CPU_STEEP], ids=lambda machine: machine.name)
 def test_short_answers_have_drafts(machine: Machine) -> None:
-    """Each begins with a prompt that is read with its first draft, which says nothing of what drafts take."""
+    """The first draft of each answer also reads the prompt, so its time says nothing about later drafts."""
     gain = measure_gain(machine, lambda _: 0.9, 1, batches=(1,) * 30, tokens=24)
     assert gain > 0.75 * machine.best_gain(0.9, MOST_TOKENS)
 
 
 @pytest.mark.parametrize("machine", [H200, CPU_FLAT, CPU_TILES], ids=lambda machine: machine.name)
 def test_the_model_is_asked_again_once_it_is_right(machine: Machine) -> None:
-    """A long answer, of which it guesses nothing in the first half."""
+    """A long answer; the draft model guesses none of its first half."""
     gains = [
         measure_gain(machine, lambda place: 0.7 if place > 400 else 0.0, seed, batches=(1,), tokens=800)
         for seed in range(2)
@@ -85,7 +85,7 @@ def test_the_model_is_asked_again_once_it_is_right(machine: Machine) -> None:
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
 def test_the_model_is_left_once_it_is_wrong(machine: Machine) -> None:
-    """What half of an answer gained is not lost in the other half."""
+    """The gain in the first half of an answer is not lost in the second."""
     best = 2 / (1 + 1 / machine.best_gain(0.7, MOST_TOKENS))
     gain = measure_gain(machine, lambda place: 0.0 if place > 400 else 0.7, 1, batches=(1,), tokens=800)
     assert gain > 0.9 * best
@@ -123,7 +123,7 @@ def test_the_first_time_tells_nothing_where_it_was_slow() -> None:
 
 
 def test_what_is_not_measured_again_comes_back_to_the_line() -> None:
-    """A number of rows that was dear long ago is taken to cost about what the others do."""
+    """A number of rows that was slow long ago is taken to cost about as much as the others do."""
     curve = Curve(8, 1.0, 0.1)
     for _ in range(20):
         curve.count(4, 3.0)

@@ -26,7 +26,7 @@ PROMPT = [3, 1, 4, 1, 5]
 
 @pytest.mark.parametrize("right", range(8))
 def test_a_draft_may_be_wrong_at_any_place(right: int) -> None:
-    """Drafts of seven tokens, of which the first `right` are the ones that will be drawn."""
+    """Only the first `right` of a draft's seven tokens are the ones that will be drawn."""
     expected = expect_greedy(PROMPT, 24)
     engine = draft_eagerly(make_engine(), 1.0, 7)
 
@@ -58,14 +58,14 @@ def test_a_draft_may_be_wrong_at_any_place(right: int) -> None:
     timings = events[-1].timings
     assert timings is not None
     assert (timings.accepted_tokens == timings.drafted_tokens) == (right == 7)
-    steps = -(-23 // (right + 1))  # that decode: of each the last token is drawn without a right guess
+    steps = -(-23 // (right + 1))  # that decode: the last token of each is drawn without a right guess
     assert timings.accepted_tokens == engine.stats().accepted_tokens == 23 - steps
     assert engine.stats().decode_tokens == 23  # the last token of an answer is never computed
     assert engine.stats().steps == 1 + steps
 
 
 def test_drafts_end_with_the_answer() -> None:
-    """With an end token in the middle of a draft nothing comes after it."""
+    """No token comes after an end token in the middle of a draft."""
     expected = expect_greedy(PROMPT, 12)
     stop = expected[7]
     length = expected.index(stop) + 1
@@ -78,7 +78,7 @@ def test_drafts_end_with_the_answer() -> None:
 
 @pytest.mark.parametrize("constraint", [FakeConstraint(7), FakeConstraint(3, fails_at=5), FakeConstraint(2, ends_at=6)])
 def test_a_grammar_follows_what_is_drawn(constraint: FakeConstraint) -> None:
-    """It is never told of a token that is dropped, and what it refuses in the middle of a draft ends the answer."""
+    """It never hears of a dropped token, and a token that it refuses in the middle of a draft ends the answer."""
     found = []
     for right in (None, 0.9):
         engine = make_engine()
@@ -93,7 +93,7 @@ def test_a_grammar_follows_what_is_drawn(constraint: FakeConstraint) -> None:
 
 @pytest.mark.parametrize("seed", range(25))
 def test_random_requests_with_eager_drafts(seed: int) -> None:
-    """Every rule of sampling, several answers, their logprobs: those of an engine that does not draft."""
+    """With every rule of sampling and several answers, tokens and logprobs are those of an engine without drafts."""
     chance = random.Random(seed)
     request = draw_request(chance)
     engine = draft_eagerly(make_engine(page_size=chance.choice([1, 4, 7])), chance.random(), chance.randrange(1, 9))
@@ -107,7 +107,7 @@ def test_random_requests_with_eager_drafts(seed: int) -> None:
 
 
 def test_rejected_tokens_are_never_found_in_the_cache() -> None:
-    """A prompt that has the drafted tokens instead of the drawn ones finds only what is true."""
+    """A prompt with the drafted tokens in place of the drawn ones finds only the pages of tokens that were drawn."""
     engine = draft_eagerly(make_engine(page_size=2), 0.5, 8)
     answer = answer_of(run_all(engine), engine.submit(EngineRequest(PROMPT, SamplingParams(max_tokens=30))))
     for cut in range(1, len(answer)):
@@ -119,7 +119,7 @@ def test_rejected_tokens_are_never_found_in_the_cache() -> None:
 
 
 def test_text_that_repeats_itself_takes_fewer_steps() -> None:
-    """The settings' own drafts, with costs that a clock tells: a step of many tokens takes as long as one."""
+    """By the settings' own drafts, and a clock by which a step of many tokens takes as long as one."""
     now = iter(range(10**6))
     prompt = [7, 8, 9, 10] * 4
     bias = dict.fromkeys((7,), 1000.0)  # the answer is 7 again and again
@@ -138,7 +138,7 @@ def test_lookup_finds_the_longest_and_latest_match() -> None:
     assert lookup.propose(4) == []
     for token in (2, 3):
         lookup.add(token)
-    assert lookup.propose(1) == [4]  # 1 2 3 4 8 2 3: of two matches as long the later one, which went on with 4
+    assert lookup.propose(1) == [4]  # 1 2 3 4 8 2 3: of two equally long matches the later one, which went on with 4
 
 
 def test_lookup_goes_on_with_itself() -> None:
@@ -147,7 +147,7 @@ def test_lookup_goes_on_with_itself() -> None:
 
 
 def test_lookup_counts_how_often_it_is_right() -> None:
-    """Where it is wrong again and again its estimate falls, without any draft computed."""
+    """Its estimate falls as its guesses prove wrong, even while no draft is computed."""
     chance = random.Random(1)
     free, copied = Lookup([]), Lookup([])
     text = [chance.randrange(4) for _ in range(400)]
@@ -248,7 +248,7 @@ def test_a_step_that_fails_while_it_draws_ends_its_answers_alone(monkeypatch: py
 @pytest.mark.parametrize("right", [0.0, 0.5, 0.8, 1.0])
 @pytest.mark.parametrize("page_size", [4, 32])
 def test_states_begin_anew_where_a_draft_was_wrong(right: float, page_size: int) -> None:
-    """What was right is computed once more from the state before, with the next draft; nothing is written twice."""
+    """Right tokens are computed again from the state before, with the next draft; nothing is written twice."""
     expected = expect_greedy(PROMPT, 60)
     model = FakeModel(FakeConfig(cache_layers=(STATE, FULL)))
     engine = draft_eagerly(make_engine(model, page_size=page_size), right, 6)

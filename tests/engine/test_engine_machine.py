@@ -1,8 +1,8 @@
 """The engine as a state machine: whatever happens in whatever order, no page is lost or used twice, no answer is wrong.
 
 Requests come and go, answers fork and end, pages are taken away, evicted, written to disk and read back, steps fail
-and the engine starts again on the same store. All books are proved after every move, every token is compared with what
-it must be the moment it appears, and at the end every page is back.
+and the engine starts again on the same store. All books are checked after every move, every token is compared with the
+right one as soon as it appears, and at the end every page is back.
 """
 
 from __future__ import annotations
@@ -68,8 +68,7 @@ def expect_embedding(text: tuple[int, ...], pooling: Pooling) -> Floats:
 
 
 def write_at_once(engine: Engine) -> None:
-    """A page that is offered to the store or evicted is on disk when the call returns, so that no thread's pace decides
-    what a later look finds there."""
+    """Write a page to disk as soon as the cache offers or evicts it, so that no look depends on a thread's pace."""
     writer = engine.cache.writer
     if writer is None:
         return
@@ -86,7 +85,7 @@ def write_at_once(engine: Engine) -> None:
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Random moves on a small engine, beside a plain record of what every request must say."""
+    """Random moves on a small engine, beside a plain record of the right answers."""
 
     layers: tuple[LayerCache, ...] = (FULL, FULL)
 
@@ -246,7 +245,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(often=st.integers(0, 3))
     def restart(self, often: int) -> None:
-        """A new engine, which knows nothing but what is on disk; not so often that little else happens."""
+        """Start a new engine that knows only what is on disk; rarely enough that other things happen, too."""
         if often:
             return self.step(5 * often)
         for request_id in {key[0] for key in self.growing}:
@@ -306,7 +305,7 @@ class EngineMachine(RuleBasedStateMachine):
                 shutil.rmtree(self.folder)
 
     def end_all(self) -> None:
-        """Every answer ends, and every page is back."""
+        """End every answer; every page must be back."""
         for _ in range(2000):
             if not self.engine.has_work:
                 break
@@ -318,7 +317,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 class MixedEngineMachine(EngineMachine):
-    """A model with a window in some of its layers, whose pages of it run out first."""
+    """A model with a window in some of its layers; the window's pages run out first."""
 
     layers = (CacheShape(2, 4, window=6), FULL, SharedWith(0))
 
@@ -336,7 +335,7 @@ class StateEngineMachine(EngineMachine):
 
 
 class HybridEngineMachine(EngineMachine):
-    """States and a window, and nothing that is kept for good."""
+    """States and a window; no layer keeps everything."""
 
     layers = (CacheShape(2, 4, window=7), STATE)
 

@@ -1,4 +1,4 @@
-"""The engine on its own thread: what it yields, that it never blocks a loop, how requests end and how it stops."""
+"""The engine on its own thread: its events, loops that it never blocks, and the ends of requests and of the engine."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Gate:
             assert self.opened.acquire(timeout=PATIENCE_S)
 
     async def wait_for_step(self) -> None:
-        """Until the engine's thread is in the model, looking again and again from a loop that must go on meanwhile."""
+        """Wait until the engine's thread is in the model, without blocking the loop."""
         while not self.entered.acquire(blocking=False):
             await asyncio.sleep(0.001)
 
@@ -100,7 +100,7 @@ def test_several_answers_to_one_prompt() -> None:
 
 
 def test_figures_wait_for_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a step hangs they are those before it, with their age; else they are of now."""
+    """While a step hangs, figures are those from before it, with their age; otherwise they are current."""
     monkeypatch.setattr(engine_thread, "PATIENCE_S", 0.01)
     gate = Gate()
     server = EngineThread(make_engine(FakeModel(on_forward=gate)))
@@ -113,7 +113,7 @@ def test_figures_wait_for_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
             await asyncio.sleep(0.05)
             stats, age_s = await figures.get()
             assert (stats.prefill_tokens, stats.running_sequences, age_s >= 0.05) == (0, 0, True)
-            monkeypatch.setattr(engine_thread, "KEEP_S", 0.0)  # what is so before the next step is kept
+            monkeypatch.setattr(engine_thread, "KEEP_S", 0.0)  # the state before the next step is kept
             gate.let_pass()
             await gate.wait_for_step()
             stats, age_s = await figures.get()
@@ -390,7 +390,7 @@ def test_a_failing_step_fails_its_requests_only() -> None:
 
 
 def break_step(engine: Engine, error: Exception, at_step: int) -> None:
-    """The engine itself fails once, in step `at_step`."""
+    """Let step `at_step` of the engine itself fail once."""
     step, count = engine.step, 0
 
     def broken() -> list[TokenEvent]:

@@ -1,4 +1,4 @@
-"""What goes wrong stays where it is: refusals with numbers, cancelled requests, and steps that fail."""
+"""Failures stay where they happen: refusals with numbers, cancelled requests, and steps that fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients share the engine: whoever sends much waits for himself, and whoever sends little waits for a step or two."""
+"""Clients share the engine: a busy client waits for its own requests, any other waits for a step or two."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class World:
             self.step()
 
     def expect_short_one_soon(self, steps: int) -> None:
-        """After so many steps another client's short request is answered within three steps; then all are."""
+        """Assert that after so many steps a short request of another client is answered within three; then end all."""
         for _ in range(steps):
             self.step()
         asked_s = self.now
@@ -146,7 +146,7 @@ def test_shared_steps_take_little_time_but_not_too_few_tokens(token_s: float, to
     fair_queue = FairQueue()
     assert fair_queue.limit_chunk(512) == 512  # nothing is known
     fair_queue.count_step(10.0, 63)
-    assert fair_queue.limit_chunk(512) == 512  # nor by a step that reads the weights for few tokens
+    assert fair_queue.limit_chunk(512) == 512  # nor by a step that reads the weights for only a few tokens
     fair_queue.count_step(64 * token_s, 64)
     assert fair_queue.limit_chunk(512) == tokens
     assert fair_queue.limit_chunk(96) == (96 if token_s < 0.001 else 12)
@@ -209,7 +209,7 @@ def test_a_request_that_cannot_be_made_leaves_no_account() -> None:
 
 
 def run_storm(seed: int, sizes: dict[str, int]) -> tuple[World, dict[int, float]]:
-    """110 virtual seconds of 24 clients that ask again as soon as they are answered, which is more than fits.
+    """Run 24 clients for 110 virtual seconds; they ask again as soon as they are answered, which is more than fits.
 
     Checks at each admission that nobody is overlooked; returns the world and when each request came.
     """
@@ -223,7 +223,7 @@ def run_storm(seed: int, sizes: dict[str, int]) -> tuple[World, dict[int, float]
     def ask(client: int) -> None:
         nonlocal places
         places += 1
-        # some come with each request anew, as connections do
+        # every other client has a new name for each request, as connections do
         name = f"client {client}" if client % 2 else f"connection {places}"
         answers = chance.choice([1, 1, 1, 2, 4])
         params = SamplingParams(max_tokens=chance.choice([1, 4, 20]), n=answers, seed=client)
@@ -256,7 +256,7 @@ def run_storm(seed: int, sizes: dict[str, int]) -> tuple[World, dict[int, float]
 
 @pytest.mark.parametrize("sizes", [{"max_sequences": 6}, {"max_sequences": 8, "pages": 72}])
 def test_nobody_is_overlooked_in_a_storm(sizes: dict[str, int]) -> None:
-    """Who comes more than 30 s later, by the clock that priorities shift, never begins before one that waits.
+    """A request that comes more than 30 s after another, by the clock that priorities shift, never begins before it.
 
     So a request waits at most for those that were there and those that come within that time, which are as many as may
     wait; and each of them ends.

@@ -1,4 +1,4 @@
-"""What one request gets: the right tokens, the right end, the right counts."""
+"""One request gets the right tokens, the right end, the right counts."""
 
 from __future__ import annotations
 

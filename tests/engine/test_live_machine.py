@@ -1,4 +1,4 @@
-"""The engine's random moves once more, with somebody who watches now and then: what is told adds up to what is there.
+"""The engine's random moves once more, with a watcher who looks now and then: the events add up to the true state.
 
 The watcher knows events only, as JSON. After every look it must know each page's holder and place, each running
 answer's pages, queue, store and counters, as they are computed here from the books of cache and scheduler.
@@ -49,7 +49,7 @@ def expect_codes(engine: Engine, number: int) -> list[int]:
 
 
 class WatchedMachine(EngineMachine):
-    """The same moves, and somebody who looks."""
+    """The same moves, and a watcher."""
 
     view: LiveView | None = None
     last: LiveReading | None = None
@@ -104,7 +104,7 @@ class WatchedMachine(EngineMachine):
             assert cache.store is None or cache.store.touched is None
 
     def compare(self, view: LiveView) -> None:
-        """Everything that `view` knows is so."""
+        """Assert that everything `view` knows is so."""
         scheduler, stats = self.engine._scheduler, self.engine.stats()
         for number, group in enumerate(stats.cache.groups):
             assert view.codes[number] == expect_codes(self.engine, number)
@@ -137,7 +137,7 @@ class WatchedMachine(EngineMachine):
 
 
 class WatchedWindowsMachine(WatchedMachine):
-    """Two groups of pages, one of which gives pages back while its sequences grow."""
+    """Two groups of pages; one of them gives pages back while its sequences grow."""
 
     layers = MixedEngineMachine.layers
 

@@ -1,4 +1,4 @@
-"""What the record of an engine says: the log with its reasons, the sums of steps, and its bounds."""
+"""The record of an engine: the log with its reasons, the sums of steps, and its bounds."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def sort_events(events: Iterable[TokenEvent]) -> Answers:
 
 
 def run_together(engine: Engine, requests: list[Request]) -> list[Answers]:
-    """Answers to each request, submitted and cancelled in the steps they ask for."""
+    """Submit and cancel each request in the steps it asks for; return the answers."""
     events: dict[int, list[TokenEvent]] = {}
     ids: dict[int, int] = {}
     step = 0
@@ -150,7 +150,7 @@ def run_together(engine: Engine, requests: list[Request]) -> list[Answers]:
 
 
 def without_load(event: TokenEvent) -> tuple[object, ...]:
-    """What must not depend on the load: all but the request's number and where its tokens came from."""
+    """Return the parts of an event that load must not change: all but its request's number and the cached tokens."""
     usage = (event.usage.prompt_tokens, event.usage.completion_tokens)
     withdrawn = tuple(map(without_load, event.withdrawn))
     return (event.token_id, event.logprob, event.top, event.finish_reason, usage, event.error, withdrawn)

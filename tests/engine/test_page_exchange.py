@@ -1,4 +1,4 @@
-"""Two engines with one model: what one has computed the other takes over, between the steps of both."""
+"""Two engines with one model: the other takes over what one has computed, between the steps of both."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROMPT = [index * 7 % 50 for index in range(41)]  # ten pages and a token
 
 
 def open_async(kind: str) -> EngineThread:
-    """An engine with room for all that the tests ask of it."""
+    """Open an engine with room for all requests of the tests."""
     return EngineThread(make_engine(FakeModel(FakeConfig(KINDS[kind])), pages=256))
 
 

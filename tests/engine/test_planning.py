@@ -1,4 +1,4 @@
-"""Drafts cost next to nothing where they bring nothing: the planner asks seldom, and refuses what cannot pay."""
+"""Drafts that bring nothing cost next to nothing: the planner asks seldom, and refuses what cannot pay."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROMPT = [3, 1, 4, 1, 5]
 
 
 class Silent(Guesser):
-    """Never has a guess, and counts how often it is asked, and what it is told."""
+    """Never has a guess; counts how often it is asked, and keeps the tokens that it is told."""
 
     def __init__(self, tokens: list[int]) -> None:
         super().__init__(tokens, 1.0)
@@ -43,14 +43,14 @@ def test_who_never_guesses_is_seldom_asked_but_told_all_tokens() -> None:
     drafter = opened[0]
     assert 10 < drafter.asked < len(answer) // 3
     assert drafter.told == [*PROMPT, *answer][: len(drafter.told)]
-    assert len(drafter.told) > len(PROMPT) + len(answer) - 12  # all that were there when it was asked last
+    assert len(drafter.told) > len(PROMPT) + len(answer) - 12  # all tokens up to the last time it was asked
     engine.submit(EngineRequest([9, *PROMPT], SamplingParams(max_tokens=3)))
     run_all(engine)
-    assert opened[1].asked > 0  # who begins is asked at once, whatever was found before
+    assert opened[1].asked > 0  # a new answer asks at once, whatever was found before
 
 
 def test_what_cannot_pay_is_not_planned() -> None:
-    """The bound is the chance from which on some number of drafted tokens makes more tokens in a second."""
+    """The bound is the least chance at which drafts of some length make more tokens in a second."""
     costs = StepCosts(4)
     for rows, seconds in ((1, 1.0), (2, 1.5), (3, 2.0), (4, 2.5)):
         for _ in range(80):
@@ -71,7 +71,7 @@ def test_what_cannot_pay_is_not_planned() -> None:
 
 
 def test_one_answer_of_several_gains_what_its_row_costs() -> None:
-    """Where a row costs as much as an answer more, drafts of one answer do not end the others sooner."""
+    """If one more row costs as much as one more answer, drafts for a single answer do not end the others sooner."""
     planner = Planner(4)
     for rows in range(2, 9):
         for _ in range(60):
@@ -84,7 +84,7 @@ def test_one_answer_of_several_gains_what_its_row_costs() -> None:
 
 
 def test_costs_that_were_measured_out_of_order_are_no_reason_to_draft() -> None:
-    """Two answers may have taken less time than one; then drafts of one of them promise nothing."""
+    """If two answers took less time than one, drafts for one of them still promise nothing."""
     planner = Planner(4)
     for second_s in (1.0, 0.6):
         planner._costs._plain.values[2] = second_s

@@ -1,4 +1,4 @@
-"""What a request expects of its answer is a source of drafts, and is compared with the answer token by token."""
+"""The answer that a request expects is a source of drafts, and is compared with the real one token by token."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_of_equal_places_the_next_one_counts() -> None:
 
 
 def test_the_better_source_guesses() -> None:
-    """What is expected first; where that is wrong again and again, what the text repeats."""
+    """The expected answer comes first; once its guesses are wrong again and again, repetitions of the text do."""
     prediction = Prediction([1, 2, 3])
     lookup = PredictedLookup([4, 5, 6, 4, 5], prediction)
     assert lookup.is_due()
@@ -85,7 +85,7 @@ def test_an_answer_that_was_expected_takes_fewer_steps(changes: int, *, has_mode
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_counts_depend_on_the_answer_alone(seed: int) -> None:
-    """The same without drafts, and for each of several answers."""
+    """They are the same without drafts, and for each of several answers."""
     chance = random.Random(seed)
     text = tuple(token for token in expect_greedy(PROMPT, 40) if chance.random() < 0.9)
     params = SamplingParams(max_tokens=40, temperature=chance.choice([0.0, 0.5]), seed=1, n=2)

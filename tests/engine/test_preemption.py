@@ -1,4 +1,4 @@
-"""When pages run out: who gives them back, what is computed again, and that nobody notices in the answer."""
+"""Preemption when pages run out: which answers give theirs back and compute them again, and that no answer changes."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_after_a_restart_pages_come_from_disk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["cancelled", "late", "killed"])
 def test_pages_of_a_prompt_that_was_given_up_halfway_stay(end: str, tmp_path: Path) -> None:
-    """In memory, and on disk for a process that comes later; also when nothing had a chance to end in order."""
+    """They stay in memory, and on disk for a later process; also when nothing had a chance to end in order."""
     now = 0.0
     engine = make_engine(store_folder=tmp_path, prefill_chunk_tokens=10, clock=lambda: now)
     request_id = engine.submit(EngineRequest([*STEM, 1], THREE, deadline_s=5))
@@ -164,7 +164,7 @@ def test_contradictions_are_refused(settings: dict[str, object], message: str) -
 
 
 def test_keys_of_a_waiting_prompt_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that look for a prompt again, and those that compute it, use the keys of its pages that are there."""
+    """Steps that look for a prompt again, and those that compute it, reuse the keys of its pages."""
     hashed = []
 
     class Hashes:

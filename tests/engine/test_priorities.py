@@ -1,4 +1,4 @@
-"""Who goes first when not all can go: priorities, aging, deadlines, and a queue that says when to come back."""
+"""The order of requests when not all can go: priorities, aging, deadlines, and a queue that says when to come back."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from mlxr.engine.sampler import Repetition, find_largest_power, match_end
 
 
 def count_match(tokens: list[int], place: int) -> int:
-    """How many tokens up to `place` are those at the end."""
+    """Return how many tokens up to `place` equal those at the end."""
     length = 0
     while length <= place and tokens[place - length] == tokens[-1 - length]:
         length += 1

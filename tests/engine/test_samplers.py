@@ -1,4 +1,4 @@
-"""What the samplers keep from token to token: a function of the answer's own history, whatever runs beside it."""
+"""Samplers' state from token to token is a function of the answer's own history, whatever runs beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is served when: order, budgets, chunks, and nobody left out."""
+"""The scheduler: order of arrival, budgets, chunks, and nobody left out."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_pages_grow_with_the_answer() -> None:
 
 
 def test_promises_are_those_of_all_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is admitted or makes place while others are admitted is counted: as if all were counted anew."""
+    """Sequences that are admitted or preempted while others are admitted count as if all were counted anew."""
     promised: list[Pages] = []
     open_if_fits = Scheduler._open_if_fits
 
@@ -169,7 +169,7 @@ def test_promises_are_those_of_all_that_run(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_prompts_wait_for_one_step_that_was_started() -> None:
-    """A step that runs ahead is taken up, whatever was submitted meanwhile; at random, with books that stay right."""
+    """A step that runs ahead is used, whatever was submitted meanwhile; random requests, and books that stay right."""
     generator = np.random.default_rng(5)
     model = FakeModel()
     engine = make_engine(model, max_batch_tokens=16, prefill_chunk_tokens=8, max_sequences=6)
@@ -227,7 +227,7 @@ def test_clients_share_a_step_down_to_the_least_part(least: int, expected: list[
 
 
 def test_prompts_that_come_one_by_one_are_gathered() -> None:
-    """Answers have steps to themselves after one with prompts, at random; every prompt gets its turn, unchanged."""
+    """After a step with prompts, answers have some steps to themselves; every prompt gets its turn, unchanged."""
     generator = np.random.default_rng(11)
     model, clock = FakeModel(), iter(range(10**6))
     engine = make_engine(model, max_batch_tokens=24, prefill_chunk_tokens=8, max_sequences=8, clock=lambda: next(clock))

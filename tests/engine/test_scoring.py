@@ -91,7 +91,7 @@ def test_failure_is_raised_and_returns_the_pages() -> None:
 @pytest.mark.parametrize("chunk_tokens", [1, 7, 16])
 @pytest.mark.parametrize("preempt_every", [0, 3])
 def test_a_prompt_is_scored_on_its_way_through_the_batches(chunk_tokens: int, preempt_every: int) -> None:
-    """Beside other requests, in chunks and after preemption, what its first event has is what `score` gives."""
+    """Beside other requests, in chunks and after preemption, its first event has the scores that `score` gives."""
     engine = make_engine(prefill_chunk_tokens=chunk_tokens)
     engine.submit(EngineRequest(TEXT, SamplingParams(max_tokens=30)))  # leaves pages of the same tokens
     scored = engine.submit(EngineRequest(TEXT, SamplingParams(max_tokens=4, logprobs=2, n=2), scores_prompt=True))

@@ -1,4 +1,4 @@
-"""Models with recurrent layers: where states are kept and found again, and that no schedule or failure changes one."""
+"""Models with recurrent layers: where states are kept and found again; no schedule or failure changes a state."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def count_files(folder: Path) -> int:
 
 
 def list_snapshots(engine: Engine) -> list[int]:
-    """Where there are snapshots, in tokens, apart from those that come once in so many."""
+    """List the positions of snapshots, in tokens, without those at regular distances."""
     places = sorted((entry.depth + 1) * PAGE for entry in engine.cache.groups[-1].index)
     return [place for place in places if place % engine._admission.spacing_tokens]
 
 
 def serve(engine: Engine, prompt: list[int], boundaries: Sequence[int] = (), tokens: int = 3) -> int:
-    """One request, whose answer must be right; the tokens that came from the cache."""
+    """Serve one request, whose answer must be right; return how many of its tokens came from the cache."""
     request = engine.submit(EngineRequest(prompt, SamplingParams(max_tokens=tokens), boundary_tokens=boundaries))
     events = run_all(engine)
     assert answer_of(events, request) == expect_greedy(prompt, tokens)
@@ -170,7 +170,7 @@ def test_a_preempted_answer_goes_on_from_its_last_state(step: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tokens", range(1, 12))
 def test_the_next_turn_goes_on_where_an_answer_ended(kind: str, tokens: int, tmp_path: Path) -> None:
-    """With the state of its last boundary alone, and after a restart, too."""
+    """It uses the state of the answer's last boundary, also after a restart."""
     engine, prompt = open_engine(KINDS[kind], store_folder=tmp_path), make_text(6, 21)
     serve(engine, prompt, tokens=tokens)
     last, written = (21 + tokens - 1) // PAGE * PAGE, [*prompt, *expect_greedy(prompt, tokens)[:-1]]
@@ -193,7 +193,7 @@ def test_a_growing_answer_has_one_snapshot_behind_it_that_the_disk_does_not_see(
         assert list_snapshots(engine) == [place for place in sorted({20, last}) if 20 <= place <= last and place != 36]
     assert last == 48
     engine.cache.flush()
-    assert count_files(tmp_path) == 2  # of the prompt's end, and of the place where there is one once in 36 tokens
+    assert count_files(tmp_path) == 2  # at the prompt's end, and at the place that has a snapshot once in 36 tokens
     engine.cancel(request)
     engine.check()
     engine.close()
@@ -313,7 +313,7 @@ def test_a_boundary_counts_with_all_its_parts_or_not_at_all(part: str, tmp_path:
     harmed.write_bytes(harmed.read_bytes()[:-1] + b"\xaa")
     engine = open_engine(store_folder=tmp_path)
     logging.disable(logging.CRITICAL)
-    assert serve(engine, prompt) == 12  # of the last boundary at which there are both
+    assert serve(engine, prompt) == 12  # at the last boundary that has both
     logging.disable(logging.NOTSET)
     assert engine.stats().cache.disk_hit_tokens == 12
     assert serve(engine, prompt) == 36
@@ -328,7 +328,7 @@ def draw_prompt(chance: random.Random) -> list[int]:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(choose_amount(200)))
 def test_no_schedule_changes_a_state(seed: int, tmp_path: Path) -> None:
-    """Chunks, neighbours, cancelled, preempted and failing ones, forks, evictions, the disk and a restart."""
+    """Chunks, neighbours (also cancelled, preempted and failing ones), forks, evictions, the disk and a restart."""
     chance, fails = random.Random(seed), False
 
     def fail(batch: RaggedBatch) -> None:

@@ -1,4 +1,4 @@
-"""How much a step computes, by the settings and the device."""
+"""The size of a step follows from the settings and the device."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from mlxr.engine.tensor_parallel import Kind, Ranks
 
 @dataclass
 class Dying:
-    """A process that was killed: nothing can be sent to it, and how it ended is known a moment later."""
+    """A process that was killed: nothing can be sent to it, and its exit status is known a moment later."""
 
     rank: int = 1
     is_sent: threading.Event = field(default_factory=threading.Event)
@@ -33,7 +33,7 @@ class Dying:
         return "signal 9"
 
     def stop(self) -> None:
-        """It has ended."""
+        """Nothing to stop: the process has ended."""
 
 
 def test_who_cannot_be_told_anything_is_said_to_have_ended() -> None:

@@ -1,4 +1,4 @@
-"""Where the time of an answer goes, by a clock that the test turns; and requests that leave the cache alone."""
+"""Timings of an answer by a clock that the test turns, and requests that leave the cache alone."""
 
 from __future__ import annotations
 

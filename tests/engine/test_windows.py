@@ -1,4 +1,4 @@
-"""Models whose layers have windows: what they hold, how many of them run, and what they are refused."""
+"""Models whose layers have windows: the pages they hold, how many answers run, and requests that are refused."""
 
 from __future__ import annotations
 

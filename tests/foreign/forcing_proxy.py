@@ -1,8 +1,8 @@
 """A proxy between an agent and a server that makes a small model do what a test wants.
 
 The first request that offers the tool gets a forced choice of it, and the tool's schema is narrowed so that only the
-wanted arguments fit. All other requests get a schema that only `ANSWER` fits. The server does the rest as for any
-request. What comes and goes is recorded, and what an agent reads is what the server wrote.
+wanted arguments fit. All other requests get a schema that only `ANSWER` fits. Otherwise the server treats them as any
+request. Requests and replies are recorded, and the agent reads exactly what the server wrote.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ForcingProxy:
 
     @property
     def results(self) -> list[str]:
-        """What the agent sent back as results of the forced call."""
+        """The results of the forced call that the agent sent back."""
         return [text for _, body in self.requests for text in list_results(body)]
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ WANTS_TOOL_CHOICE = {"test_bind_runnables_as_tools", "test_tool_choice", "test_t
 
 
 class OneServer(ChatModelIntegrationTests):
-    """What the three have in common: a server of the session, and what no model here can do."""
+    """The common part of the three: the session's server, and the tests to skip that no model here can pass."""
 
     @pytest.fixture(autouse=True)
     def _know_the_server(self, url: str, request: pytest.FixtureRequest) -> None:

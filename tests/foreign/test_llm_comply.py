@@ -15,8 +15,8 @@ from conftest import MODEL
 
 pytestmark = pytest.mark.skipif(find_spec("llm_comply") is None, reason="llm-comply is not installed")
 
-# What is done otherwise on purpose: pictures are refused by name, and a request that names no model is answered by the
-# model that is there, as on other local servers.
+# Differences on purpose: pictures are refused by name, and a request that names no model is answered by the loaded
+# model, as on other local servers.
 OTHERWISE = {
     "openai-chat": {"chat-image-input", "chat-error-handling"},
     "open-responses": {"image-input", "error-handling", "compact-missing-model"},

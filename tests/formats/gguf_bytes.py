@@ -1,7 +1,7 @@
 """GGUF files byte by byte, so that tests can lie in any field.
 
-The pieces are honest unless told otherwise; `make_gguf` puts them together. `sample_gguf` is a valid file with every
-kind of metadata and several tensor types, and the places of all its numbers for mutations that know the fields.
+The pieces are honest unless told otherwise; `make_gguf` joins them. `sample_gguf` is a valid file with every kind of
+metadata and several tensor types, and returns the places of all its numbers, which mutations use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How MLX, AWQ, GPTQ, compressed-tensors and FP8 folders keep weights, in NumPy, and a safetensors file of it."""
+"""Weights as MLX, AWQ, GPTQ, compressed-tensors and FP8 folders keep them, in NumPy, and a safetensors file of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def make_source(name: str, values: NDArray[Any], type_name: str) -> TensorSource
 def quantize(
     module: str, values: Floats, bits: int, group_size: int, type_name: str = "bf16"
 ) -> tuple[dict[str, TensorSource], Floats]:
-    """The three tensors of a weight (rows, columns), and what they mean."""
+    """Quantise a weight (rows, columns); return its three tensors, and the numbers that they mean."""
     groups = values.reshape(len(values), -1, group_size)
     low = groups.min(axis=2)
     scale = (groups.max(axis=2) - low) / np.float32((1 << bits) - 1)
@@ -127,7 +127,7 @@ def _quantize_float8(module: str, values: Floats, width: int) -> tuple[dict[str,
 
 
 def find_nearest(values: Floats, levels: Floats) -> NDArray[np.uint8]:
-    """The number of the nearest of some levels, which ascend."""
+    """Return the index of the nearest of some ascending levels."""
     return np.searchsorted((levels[1:] + levels[:-1]) / 2, values).astype(np.uint8)
 
 

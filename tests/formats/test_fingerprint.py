@@ -1,4 +1,4 @@
-"""Fingerprints of tensors: the same for the same file, another for whatever differs."""
+"""Fingerprints of tensors: equal for the same file, different after any change."""
 
 from __future__ import annotations
 

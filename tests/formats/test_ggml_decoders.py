@@ -50,7 +50,7 @@ def test_plain_numbers(name: str) -> None:
 
 
 def test_ternary_types_by_their_definition() -> None:
-    """Of ggml-quants.c, llama.cpp's and PrismML's: bits, codes of two bits, and digits of base 3 in stages of bytes."""
+    """As ggml-quants.c of llama.cpp and PrismML: bits, codes of two bits, and digits of base 3 in stages of bytes."""
     stages = ((0, 16, 5), (16, 24, 5), (24, 26, 4))
     readings: dict[str, Callable[[NDArray[np.uint8]], list[int]]] = {
         "q1_0": lambda block: [2 * int(block[2 + j // 8] >> j % 8 & 1) - 1 for j in range(128)],

@@ -76,7 +76,7 @@ def test_small_types_are_within_one_step(name: str, steps: float) -> None:
 
 @pytest.mark.parametrize("row", QUANTIZED, ids=lambda row: row.name)
 def test_values_on_the_grid_stay(row: GGMLType) -> None:
-    """What a decoder gave, encoded again, decodes to nearly the same: encoding is close to idempotent."""
+    """Decoded values, encoded again, decode to nearly the same: encoding is close to idempotent."""
     once = round_trip(row, weights())
     plain, _ = relative_errors(once, round_trip(row, once))
     first, _ = relative_errors(weights(), once)

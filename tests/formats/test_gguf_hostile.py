@@ -45,7 +45,7 @@ def _little_memory_and_time() -> Iterator[None]:
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak_bytes < 4 << 20
-    assert time.monotonic() - began_s < 60  # not a measure of speed: a reader that believed a count would never end
+    assert time.monotonic() - began_s < 60  # not a measure of speed: a reader that trusts a count would never end
 
 
 def refuse(tmp_path: Path, content: bytes, field: str, offset: int | None, reason: str) -> None:

@@ -15,7 +15,7 @@ from mlxr.formats import TensorSource, TensorToWrite, by_name, open_gguf, write_
 
 
 def write_with_gguf(path: Path, tensors: dict[str, np.ndarray], split_at: int = 0) -> None:
-    """A file, or with split_at a model of so many tensors per part, as the `gguf` package writes it."""
+    """Write a file with the `gguf` package; `split_at` splits the model into parts with so many tensors."""
     writer = gguf.GGUFWriter(None if split_at else path, "llama", split_max_tensors=split_at)
     writer.add_uint32("llama.block_count", 2)
     writer.add_float32("llama.rope.freq_base", 10000.0)

@@ -1,4 +1,4 @@
-"""Writing GGUF: what the `gguf` package and we ourselves read back, streaming, and failures that leave nothing."""
+"""Writing GGUF: files that the `gguf` package and our reader read back, streaming, and failures that leave no file."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_mlx_says_the_same(bits: int, group_size: int, kind: str) -> None:
 
 @pytest.mark.parametrize(("mode", "bits", "group_size"), [("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16)])
 def test_mlx_says_the_same_of_modes_of_floats(mode: str, bits: int, group_size: int) -> None:
-    """Of a matrix and a stack; no number is rounded."""
+    """A matrix and a stack; no number is rounded."""
     mx = pytest.importorskip("mlx.core", reason="mlx is not installed")
     for shape in ((6, 256), (3, 5, 64)):
         with mx.stream(mx.cpu):
@@ -118,7 +118,7 @@ def test_mlx_says_the_same_of_modes_of_floats(mode: str, bits: int, group_size: 
 
 
 def test_factors_of_nvfp4_in_gguf_files_are_multiplied() -> None:
-    """Of a matrix and of a stack; other tensors stay, and factors that are none are refused by name."""
+    """A matrix and a stack; other tensors stay, and wrong factors are refused by name."""
     random = np.random.default_rng(5)
     tensors = {}
     for name, shape in (("a", (6, 128)), ("b", (3, 4, 64))):

@@ -89,7 +89,7 @@ def mutations(
 
 
 def check(path: Path, content: bytes, open_file: Callable[[Path], GGUFFile | SafetensorsFolder]) -> bool:
-    """Whether the file opened. Fails on any other error, on tensors that are not whole, and on use of memory."""
+    """Return True if the file opened. Fails on any other error, on tensors that are not whole, and on use of memory."""
     path.unlink(missing_ok=True)
     path.write_bytes(content)
     refusal: FormatError | None = None

@@ -1,4 +1,4 @@
-"""Weights of AWQ, GPTQ, compressed-tensors and FP8: what they mean, blocks without loss, and parts that do not fit."""
+"""Weights of AWQ, GPTQ, compressed-tensors and FP8: their meaning, blocks without loss, and parts that do not fit."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_blocks_mean_what_the_checkpoint_says(method: str, bits: int) -> None:
 
 
 def test_parts_mean_what_the_libraries_that_make_them_say() -> None:
-    """Of gptqmodel, compressed-tensors, bitsandbytes, torchao and torch: see tools/make_packed_goldens.py."""
+    """As gptqmodel, compressed-tensors, bitsandbytes, torchao and torch have it: see tools/make_packed_goldens.py."""
     with np.load(Path(__file__).with_name("packed_goldens.npz")) as stored:
         goldens = dict(stored)
     cases = sorted({name.partition(".")[0] for name in goldens})
@@ -107,7 +107,7 @@ def test_parts_mean_what_the_libraries_that_make_them_say() -> None:
 
 
 def compare_made(case: str, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """The numbers that a library makes: of torchao in bf16, of int8 and NVFP4 with other roundings of scales in f32."""
+    """Compare with a library's numbers; torchao's are bf16, and int8 and NVFP4 round scales in f32 in another way."""
     kinds, parts = {"uint8": "u8", "int8": "i8"}, {}
     for full_name, array in arrays.items():
         name, kind = f"x.{full_name.partition('.')[2]}", kinds.get(array.dtype.name)

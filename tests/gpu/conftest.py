@@ -43,7 +43,7 @@ def pytest_pyfunc_call() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _default_device(request: pytest.FixtureRequest) -> None:
-    """MLX has one default device in a process, so tests of one device must find it as its context left it."""
+    """Give each test MLX's default device, of which a process has one, as its context left it."""
     found = find_gpu()
     if found is not None:
         mx = load_mlx(found)
@@ -54,7 +54,7 @@ def _default_device(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(params=_devices())
 def gpu(request: pytest.FixtureRequest) -> Context:
-    """A context that runs our kernels, in the types of a new one: a model that was opened on it had its own."""
+    """A context that runs our kernels, in the types of a new one, as a model that was opened on it had its own."""
     if request.param == "emulated":
         skip_unless_emulated()
     context = _make_context(request.param)

@@ -1,4 +1,4 @@
-"""Inputs for the GPU kernels, and what NumPy makes of them."""
+"""Inputs for the GPU kernels, and NumPy's results for them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def skip_unless_emulated() -> None:
 
 
 def list_group_devices(count: int = 2) -> list[str]:
-    """Devices of which there are so many: the emulated one, and NVIDIA's where this machine shows as many."""
+    """List devices that can form a group of this size: the emulated one, and NVIDIA's if this machine has enough."""
     if find_gpu() != "cuda":
         return ["emulated"]
     try:
@@ -72,7 +72,7 @@ def random_floats(seed: int, *shape: int) -> Floats:
 
 
 def relative_error(result: Any, expected: Floats) -> float:
-    """Root mean square of the difference over that of what is expected; not-a-number stays so."""
+    """Return the root mean square of the difference over that of the expected numbers; NaN if a number is NaN."""
     if "bfloat16" in str(getattr(result, "dtype", "")):  # which NumPy does not have
         result = result.astype(load_mlx("emulated").float32)
     difference = np.asarray(result).astype(np.float64) - expected
@@ -83,7 +83,7 @@ def relative_error(result: Any, expected: Floats) -> float:
 def expect_product(
     tensors: Sequence[TensorSource], x: Floats, biases: Sequence[Floats] | None, gate: int, added: bool
 ) -> tuple[Floats, Floats | None]:
-    """The product as NumPy makes it, gated (1 silu, 2 gelu), plus a random residual where one is added; and that."""
+    """Return NumPy's product, gated (1 silu, 2 gelu), plus a random residual if `added`; and the residual."""
     expected = linear(REFERENCE, x, prepare(REFERENCE, tensors, biases))
     if gate:
         expected = activate(REFERENCE, expected, "silu" if gate == 1 else "gelu_tanh")
@@ -109,7 +109,7 @@ def note_launches(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def run_layer(
     ctx: Context, x: Any, gain: Floats, up: Sequence[TensorSource], down: Sequence[TensorSource]
 ) -> tuple[Any, Any]:
-    """Norm, product with gate, product with sum, norm, as the operators call for them: what is normed, and the sum."""
+    """Run norm, product with gate, product with sum, norm, as operators call them: the normed rows and the sum."""
     normed, stream = rms_norm(ctx, x, gain, 1e-5)
     made = activate(ctx, linear(ctx, normed, prepare(ctx, up)), "silu")
     return rms_norm(ctx, stream, gain, 1e-5, linear(ctx, made, prepare(ctx, down)))
@@ -137,7 +137,7 @@ class Scene:
     projected: Projected = "qkv"
     temperature: QueryTemperature | None = None
     symmetric: bool = False
-    picture: tuple[int, int] | None = None  # from which position to which all texts have a picture, seen both ways
+    picture: tuple[int, int] | None = None  # start and end of a picture in all texts, seen both ways
 
     def table(self) -> RopeTable:
         rot_dim = self.head_dim if self.rot_dim == 0 else max(self.rot_dim, 0)
@@ -186,7 +186,7 @@ class Scene:
 
 
 def play(ctx: Context, scene: Scene, repeat: int = 1) -> Floats:
-    """What attention gives for the queries of the scene, after all keys and values went through the pages."""
+    """Return attention for the queries of the scene, after all keys and values went through the pages."""
     pages = -(-max(scene.contexts) // scene.page_size) * len(scene.contexts)
     arena = Arena(ctx, 1, pages, scene.kv_heads, scene.page_size, scene.head_dim, scene.kv_type)
     table, norms, result = scene.table(), scene.norms(), None

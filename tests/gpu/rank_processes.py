@@ -17,7 +17,7 @@ Work = Callable[[Context, Any], Any]
 
 
 def join(device: str, rank: int, pipe: Connection) -> Context:
-    """A context that has joined that of the other process, which is at the end of the pipe."""
+    """Make a context that has joined the other process, which is at the end of the pipe."""
     os.environ[VISIBLE] = order_devices(rank, COUNT)
     ctx = Context(device)  # type: ignore[arg-type]
     inbox = make_inbox(ctx.gpu, COUNT)
@@ -32,14 +32,14 @@ def join(device: str, rank: int, pipe: Connection) -> Context:
 
 
 def work_through(device: str, rank: int, work: Work, cases: Sequence[Any], pipe: Connection, out: Connection) -> None:
-    """What one rank does of all cases; it sends what each gave."""
+    """Do all cases as one rank, and send the result of each."""
     ctx = join(device, rank, pipe)
     for case in cases:
         out.send(work(ctx, case))
 
 
 def run_ranks(device: str, work: Work, cases: Sequence[Any]) -> list[list[Any]]:
-    """What each rank got of each case; `work` is a function of a module."""
+    """Return the ranks' results of each case; `work` is a function of a module."""
     spawn = multiprocessing.get_context("spawn")
     ends = spawn.Pipe()
     outs = [spawn.Pipe() for _ in range(COUNT)]

@@ -1,4 +1,4 @@
-"""What only an Apple GPU runs, and how far the emulator is one: its limits, and the words of metal.h.
+"""Kernels that only an Apple GPU runs, and the emulator as an Apple GPU: its limits, and the words of metal.h.
 
 `pytest --apple` runs the other tests here in the same way.
 """
@@ -59,7 +59,7 @@ def apple() -> Context:
 
 @pytest.fixture
 def squared(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> Context:
-    """A context that multiplies squares, in its own words."""
+    """A context that multiplies squares, with the words of its own device."""
     if gpu.device == "cuda":
         pytest.skip("multiplies no squares")
     monkeypatch.setattr(gpu.gpu, "has_squares", True)
@@ -126,7 +126,7 @@ WORK: dict[str, Callable[[Context], Any]] = {
 
 @pytest.mark.parametrize("name", WORK)
 def test_metals_words_give_the_same_bits(apple: Context, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where integers are not brought into floats, for which Metal has another way."""
+    """All but the words that bring integers into floats, for which Metal has another way."""
     own = Context("emulated", emulator=Emulator(words="emulated"))
     monkeypatch.setattr(own.gpu, "has_squares", True)
     monkeypatch.setattr(own.gpu, "is_apple", True)
@@ -135,7 +135,7 @@ def test_metals_words_give_the_same_bits(apple: Context, name: str, monkeypatch:
 
 
 def multiply(ctx: Context, tensors: list[Any], tokens: int, plan: SquarePlan | None = None, **named: Any) -> Any:
-    """A product by squares; with `expects` the relative error of it."""
+    """Multiply by squares; with `expects` return the relative error."""
     mx, gate, expects = ctx.gpu.mx, named.get("gate", 0), named.get("expects", False)
     x = random_floats(3, tokens, tensors[0].shape[1])
     biases = [random_floats(9, tensor.shape[0]) for tensor in tensors] if named.get("biased") else None
@@ -155,7 +155,7 @@ def test_squares_of_every_type(squared: Context, type_name: str) -> None:
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_squares_of_every_plan(squared: Context, plan: SquarePlan) -> None:
-    """More rows of x than a threadgroup has, with all that is done in the same launch."""
+    """x has more rows than a threadgroup, and one launch does all the steps."""
     assert plan.shared_bytes <= MOST_SHARED_BYTES
     for tensors, named in (
         ([make_tensor("q4_k", 70, 256), make_tensor("q6_k", 35, 256)], {"biased": True, "added": True}),

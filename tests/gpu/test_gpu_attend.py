@@ -24,7 +24,7 @@ DECODE = {
     "one key head": Scene(8, 1, 96, 16, (19, 48), (1, 1), rot_dim=48),
     "head of 80, normed": Scene(6, 3, 80, 8, (9, 20), (1, 1), normed=True),
     "head of 256": Scene(4, 1, 256, 16, (50,), (1,), interleaved=True),
-    # In f32: a key that lies between two bf16 numbers is rounded one way by this GPU and the other way by that one.
+    # In f32, GPUs may round a key that lies between two bf16 numbers in different directions.
     "head of 512": Scene(4, 2, 512, 16, (37, 4), (1, 1), rot_dim=512, sunk=True, kv_type="f32"),
     "window": Scene(4, 2, 64, 8, (100, 10), (1, 1), window=37),
     "shares": Scene(4, 2, 64, 32, (1100, 3), (1, 1), kv_type="f32"),
@@ -118,7 +118,7 @@ def test_panels_read_their_pages(gpu: Context, monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize("tiled_pairs", [0, 2**40])
 @pytest.mark.parametrize("name", BOTH_WAYS)
 def test_what_follows_is_seen(gpu: Context, monkeypatch: pytest.MonkeyPatch, name: str, tiled_pairs: int) -> None:
-    """By panels and by tiles, without a copy where these take the heads."""
+    """Panels and tiles both see it, and copy nothing if they can take the heads."""
     scene = BOTH_WAYS[name]
     monkeypatch.setattr(attend_gpu, "MAX_TILED_PAIRS", tiled_pairs)
     gpu.ledger.reset()
@@ -129,7 +129,7 @@ def test_what_follows_is_seen(gpu: Context, monkeypatch: pytest.MonkeyPatch, nam
 
 @pytest.mark.parametrize("by_panels", [True, False])
 def test_long_prompts_beside_short_ones(gpu: Context, monkeypatch: pytest.MonkeyPatch, by_panels: bool) -> None:
-    """A few queries go with many in one launch, very many are gathered; without panels all long prompts are."""
+    """One launch takes a few queries beside many; very many are gathered, and without panels all long prompts are."""
     monkeypatch.setattr(attend_gpu, "MAX_TILED_PAIRS", 128)
     monkeypatch.setattr(attend_gpu, "MAX_PANEL_PAIRS", 650)
     if not by_panels:
@@ -164,13 +164,13 @@ def test_lengths_are_planned_in_steps(gpu: Context, monkeypatch: pytest.MonkeyPa
 
 
 def takes_panels(ctx: Context, scene: Scene) -> bool:
-    """Whether prompts of a scene read their pages by matrix units that read the threadgroup's memory."""
+    """Return True if prompts of a scene read their pages by matrix units that read the threadgroup's memory."""
     pool: Any = Arena(ctx, 1, 1, scene.kv_heads, scene.page_size, scene.head_dim, scene.kv_type).k_pools[0]
     return pages.takes_panels(ctx, pool)
 
 
 def takes_tiles(ctx: Context) -> bool:
-    """Whether the device runs the kernel of matrix units."""
+    """Return True if the device runs the kernel of matrix units."""
     return ctx.device in DEVICES
 
 
@@ -190,7 +190,7 @@ def test_single_tokens_read_their_pages(gpu: Context, name: str) -> None:
 
 
 def allow(ctx: Context) -> float:
-    """Of prompts: where they are attended in 16 bits, and where in f32."""
+    """Return the error allowed for prompts, which are attended in 16 bits on some devices and in f32 on others."""
     return NARROW if ctx.gpu.narrow or ctx.gpu.has_squares else EXACT
 
 
@@ -224,7 +224,7 @@ def test_slots_and_pages_outside_the_pools_are_refused(gpu: Context) -> None:
 
 
 class _Broken(Scene):
-    """A scene whose batches name what is not there."""
+    """A scene whose batches name pages and slots that do not exist."""
 
     def __init__(self, *arguments: object, what: str) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]

@@ -45,7 +45,7 @@ MAX_LOGPROB_DIFFERENCE = 0.1  # the CPU rounds activations to 8 bits, a GPU to 1
 
 @dataclass(frozen=True)
 class Amount:
-    """How much a device can do in a test's time."""
+    """Amounts that a device can do in a test's time."""
 
     answers: int  # whole ones, through chat
     requests: int  # of the tests below
@@ -66,7 +66,7 @@ Answers = dict[int, list[int]]  # by request
 
 @dataclass(frozen=True)
 class Demo:
-    """The demo model on a device, and what it is asked."""
+    """The demo model on a device, and the requests to it."""
 
     loaded: LoadedModel
     amount: Amount
@@ -140,7 +140,7 @@ def demo(request: pytest.FixtureRequest) -> Demo:
 
 
 def ask(device: str, questions: Sequence[str]) -> tuple[list[str], set[str]]:
-    """Greedy answers, and which implementations made them."""
+    """Return greedy answers, and the names of the implementations that made them."""
     with LLM("demo", device=device) as llm:
         params = SamplingParams(max_tokens=200)
         streams = [llm.stream_chat([{"role": "user", "content": question}], params) for question in questions]
@@ -300,7 +300,7 @@ def test_probabilities_are_those_of_the_cpu(demo: Demo) -> None:
 
 
 def test_rows_that_the_host_draws_stand_beside_others(demo: Demo) -> None:
-    """Penalties and biases are the host's, also while the device draws for other rows and runs ahead."""
+    """The host applies penalties and biases, also while the device draws for other rows and runs ahead."""
     rules = [
         {},
         {"repetition_penalty": 1.3},
@@ -320,7 +320,7 @@ def test_rows_that_the_host_draws_stand_beside_others(demo: Demo) -> None:
 
 
 def schedule(demo: Demo, seed: int, folder: Path) -> Engine:
-    """Requests, cancels and lost pages at random, every answer compared; the engine afterwards."""
+    """Submit and cancel requests and take away pages at random, and compare every answer; return the engine."""
     chance = random.Random(seed)
     needed_pages = -(-(max(map(len, demo.prompts)) + demo.amount.tokens) // PAGE_SIZE)
     engine = demo.open_engine(

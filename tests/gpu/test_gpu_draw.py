@@ -1,4 +1,4 @@
-"""Drawing tokens on the GPU: the rules of the reference, and the same tokens of recorded steps as of the reference."""
+"""Drawing tokens on the GPU: the rules of the reference, and recorded steps that draw the reference's tokens."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_numbers_of_a_stream_are_the_same_one_by_one() -> None:
 def answer(
     ctx: Context, type_name: str, *params: SamplingParams, case: str = "llama-gqa-80-tied"
 ) -> tuple[list[list[int]], set[str]]:
-    """The tokens of one request for each of `params`, all at once, and how steps were recorded."""
+    """Answer one request for each of `params`, all at once; return the tokens, and how steps were recorded."""
     config, seed, tokens, _ = read_golden(case)
     settings = ModelSettings(page_size=8, kv_type="f32")
     engine = Engine(build_hf(ctx, config, seed, type_name), ctx, settings, eos_ids=(), pages=40)
@@ -116,7 +116,7 @@ def answer(
 
 
 def list_ways(engine: Engine) -> set[str]:
-    """How the engine's steps were recorded."""
+    """Return the names of the classes of the engine's recorded steps."""
     pools = [pool for pool in (*engine._arena.k_pools, *engine._arena.states) if isinstance(pool, Pool)]
     return {type(step).__name__ for pool in pools for step in pool.graphs.values()}
 
@@ -206,11 +206,11 @@ def test_steps_run_ahead(gpu: Context, monkeypatch: pytest.MonkeyPatch, case: st
 
 
 def test_states_survive_steps_that_ran_ahead_for_nothing(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers come, part, lose their slots and go on; each is the one that is given alone.
+    """Answers come, part, lose their slots and go on; each equals the answer given alone.
 
-    In 16 bits, where a sum of few rows is rounded otherwise than one of many, steps that are not recorded and never run
-    ahead stand in for it. Both runs are then of the same steps: no prompt waits for a step that was started ahead, nor
-    for others, as long as it took.
+    In 16 bits a sum of few rows is rounded otherwise than one of many, so there the answers are compared with those of
+    steps that are neither recorded nor run ahead. Both runs then have the same steps: no prompt waits for a step that
+    was started ahead, nor for others, as long as it took.
     """
     config, seed, tokens, _ = read_golden("qwen35")
     texts = [tokens.reshape(-1).tolist()[start : start + 9] for start in (0, 1, 2, 0)]

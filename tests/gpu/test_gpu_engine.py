@@ -84,7 +84,7 @@ def test_texts_are_embedded_by_mlx_operations() -> None:
 
 @pytest.mark.smoke
 def test_layers_with_windows_have_pages_of_their_own(gpu: Context) -> None:
-    """Of two layers one has a window; what it lets go of is not read, and answers are those of the reference."""
+    """One of two layers has a window; pages outside it are not read, and answers are those of the reference."""
     answers = []
     for ctx in (gpu, REFERENCE):
         config, seed, tokens, _ = read_golden("llama-gqa-80-tied")
@@ -111,7 +111,7 @@ def test_layers_with_windows_have_pages_of_their_own(gpu: Context) -> None:
 
 
 def test_steps_run_ahead_though_answers_end_pages_in_turns(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In each step one of four answers begins a page; late are the first step and those of a wider table."""
+    """In each step one of four answers begins a page; only the first step and those of a wider table are late."""
     late, start = [], RecordedStep.start
 
     def note(step: RecordedStep, batch: RaggedBatch, rows: int, before: Run | None) -> Run:
@@ -131,7 +131,7 @@ def test_steps_run_ahead_though_answers_end_pages_in_turns(gpu: Context, monkeyp
 
 
 def test_a_prompt_waits_for_the_step_that_runs_ahead(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is taken up, none is started before the prompt's step, and answers are those of the reference."""
+    """That step is used, none is started before the prompt's step, and answers are those of the reference."""
     config, seed, tokens, _ = read_golden("llama-gqa-80-tied")
     text, answers = tokens.reshape(-1).tolist(), {}
     begun: list[str] = []

@@ -1,4 +1,4 @@
-"""Two GPUs as one: the answers of one, the same bits on both, and what happens when one of them ends."""
+"""Two GPUs as one: the answers of one GPU, the same bits on both, and the end of one of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DEVICES = list_group_devices()
 
 
 def make_settings(device: str, gpus: int = 2) -> Settings:
-    """Small, of one or several GPUs."""
+    """Return the settings of a small engine on one or several GPUs."""
     if device == "emulated":
         skip_unless_emulated()
     return Settings(
@@ -51,7 +51,7 @@ def make_settings(device: str, gpus: int = 2) -> Settings:
 
 @dataclass(frozen=True)
 class Work:
-    """What an engine gave: the tokens of each answer, and an embedding."""
+    """The results of an engine: the tokens of each answer, and an embedding."""
 
     tokens: list[list[int]]
     embedding: Any
@@ -91,7 +91,7 @@ Both = tuple[Work, Work, list[list[str]]]
 
 @pytest.fixture(scope="module", params=DEVICES)
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
-    """What one GPU gives, what two give, and what each of the two computed."""
+    """The results of one GPU, those of two, and what each of the two computed."""
     alone_settings, settings = (make_settings(request.param, gpus) for gpus in (1, 2))
     folder = tmp_path_factory.mktemp("ranks")
     script = Path(__file__).parent / "recording_rank.py"

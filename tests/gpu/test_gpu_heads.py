@@ -1,4 +1,4 @@
-"""Heads on the GPU: how they are normed, where values come from, and what their positions do to them."""
+"""Heads on the GPU: their norms, the source of their values, and rotation by their positions."""
 
 from __future__ import annotations
 

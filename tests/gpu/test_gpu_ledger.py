@@ -1,4 +1,4 @@
-"""The ledger of a GPU has what was launched, and names MLX's own operations as such."""
+"""The ledger of a GPU counts every launch, and names MLX's own operations as such."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def run(ctx: Context, tensors: list[TensorSource], tokens: int, biased: bool = F
 
 
 def allow(ctx: Context, tokens: int) -> float:
-    """Of few rows of x: matrix units take them, or on an Apple GPU weights alone, in 16 bits, other kernels in f32."""
+    """Return the allowed error: 16 bits with matrix units, 16-bit weights on an Apple GPU, otherwise f32."""
     has_halves = ctx.gpu.has_squares and tokens >= MIN_SQUARED
     return NARROW if ctx.gpu.has_tiles or (ctx.gpu.narrow and tokens > MAX_ROWS) else HALVED if has_halves else EXACT
 

@@ -33,7 +33,7 @@ def draw(seed: int, *shape: int, is_short: bool = False) -> np.ndarray:
 
 
 def run(ctx: Context, tokens: int, rank: int, *, is_short: bool) -> np.ndarray:
-    """A product of two weights, of which one adapter updates both and another one the second."""
+    """Multiply by two weights; one adapter updates both, another one only the second."""
     weight = prepare(ctx, [Decoded(f"w{i}", draw(i, rows, COLUMNS)) for i, rows in enumerate(SPLITS)])
     first, second = (
         LoraPart(sum(SPLITS[:i]), draw(5 + i, rank, COLUMNS, is_short=is_short), draw(7 + i, rows, rank), 0.5)
@@ -91,7 +91,7 @@ def test_models_have_the_logits_of_the_reference(gpu: Context, case: str) -> Non
     adapted = np.concatenate([got[0][:12], *(step[:1] for step in got[1:])])
     beside = np.concatenate([got[0][12:], *(step[1:] for step in got[1:])])
     bound = (2e-2 if gpu.gpu.narrow else 2e-4) * max(1.0, np.abs(golden).max())
-    # With 16 bits a router that is in doubt takes another expert for a token now and then.
+    # With 16 bits a router in doubt takes another expert for a token now and then.
     worst = np.median if gpu.gpu.narrow and case == "mixture" else np.max
     assert worst(np.abs(adapted - golden).max(axis=1)) < bound
     assert worst(np.abs(beside - np.concatenate(plain)).max(axis=1)) < bound

@@ -1,4 +1,4 @@
-"""Memory of a GPU: pools stay where they are, what is free bounds the arena, the workspace what MLX keeps."""
+"""Memory of a GPU: pools stay in place, free memory bounds the arena, and the workspace bounds what MLX keeps."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MIB = 2**20
 
 
 def watch_decode(ctx: Context) -> tuple[int, int, int]:
-    """Bytes of one pool, what decode steps took at most beside what was there, and what the ledger counts as copied."""
+    """Return the bytes of one pool, the most that decode steps took besides, and the copied bytes in the ledger."""
     config, seed, tokens, _ = read_golden("llama-gqa-80-tied")
     mx, model = ctx.gpu.mx, build_hf(ctx, config, seed, "f32")
     engine = Engine(model, ctx, ModelSettings(page_size=PAGE_SIZE, max_sequences=4), eos_ids=(), pages=PAGES)
@@ -65,7 +65,7 @@ def watch_decode(ctx: Context) -> tuple[int, int, int]:
 
 
 def locate(ctx: Context, pool: Any) -> int:
-    """Where the memory of a pool is; on a GPU, which array has it, since looking would move it."""
+    """Return the address of a pool's memory; on a GPU, the array's identity, since looking would move it."""
     if ctx.gpu.narrow:
         return id(pool.array)
     array = pool.array.view(ctx.gpu.mx.uint16) if pool.kind == "bf16" else pool.array
@@ -87,7 +87,7 @@ def test_mlx_operations_copy_no_pool() -> None:
 
 
 class FakeMlx:
-    """What `mlx.core` says about memory."""
+    """A stand-in for the functions of `mlx.core` about memory."""
 
     def __init__(self, **info: int) -> None:
         self.info, self.limits, self.active = info, list[int](), 30 * MIB
@@ -137,7 +137,7 @@ class FakeContext:
 
 @pytest.mark.smoke
 def test_the_arena_is_bounded_by_where_it_lies() -> None:
-    assert bound_free_bytes(FakeContext(2**50, uses_host_memory=False), None) == 2**50  # no host has as much
+    assert bound_free_bytes(FakeContext(2**50, uses_host_memory=False), None) == 2**50  # no host has so much
     assert bound_free_bytes(FakeContext(2**50, uses_host_memory=False), 2**40) == 2**40
     assert bound_free_bytes(FakeContext(2**50, uses_host_memory=True), None) < 2**50
     assert bound_free_bytes(FakeContext(MIB, uses_host_memory=True), 2**40) == MIB
@@ -173,7 +173,7 @@ def test_a_step_is_full_when_its_last_layer_is_to_come() -> None:
 
 
 def make_layer(*types: str, residual_scale: float = 1.0, output_scale: float = 1.0) -> tuple[Operator, ...]:
-    """Operators of one of Llama 3 8B: queries and keys of the first type, values and down of the other one."""
+    """Make operators of a layer of Llama 3 8B: queries and keys of the first type, values and down of the other one."""
     hidden, heads, kv, ffn = 4096, 4096, 1024, 14336
 
     def product(columns: int, **rows: int) -> Any:
@@ -218,7 +218,7 @@ def test_a_layer_of_a_long_prompt_takes_what_was_measured() -> None:
 
 
 def test_inputs_of_layers_are_counted_once() -> None:
-    """What makes them runs before the first layer and is no part of it: six layers have 32 features each."""
+    """They are made before the first layer and belong to no layer: six layers have 32 features each."""
     skip_unless_emulated()
     config, seed, _, _ = read_golden("gemma4e")
     ctx = Context("emulated")

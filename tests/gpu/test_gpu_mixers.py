@@ -1,4 +1,4 @@
-"""Recurrent mixers on the GPU against what they mean, with states in the device's memory."""
+"""Recurrent mixers on the GPU against their definition, with states in the device's memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def place_pool(ctx: Context, numbers: Floats) -> Pool:
 
 
 def play(ctx: Context, mixer: Mixer, inputs: Sequence[Floats], batch: RaggedBatch) -> tuple[Any, Floats]:
-    """The result, and the pool afterwards."""
+    """Return the result, and the pool afterwards."""
     pool = place_pool(ctx, mixer.pool(scaled=False))
     result = settle(mixer.run(ctx, [ctx.gpu.mx.array(array) for array in inputs], batch, pool, AHEAD))
     ctx.gpu.submit(result)
@@ -144,7 +144,7 @@ def test_a_step_norms_its_heads(gpu: Context, name: str, shared: bool, monkeypat
 
 
 def check_normed_step(ctx: Context, sizes: tuple[int, int, int, int], *, shared: bool) -> None:
-    """The norm of each head and its gate, whose columns begin at the third one; states are those without."""
+    """Check the norm of each head with its gate, whose columns begin at the third; states are those without a norm."""
     mixer, (_, heads, _, width), mx = make_delta(*sizes), sizes, ctx.gpu.mx
     numbers, reads, writes = mixer.pool(at=4, scaled=False), [4, -1], [2, 8]
     numbers = np.concatenate([numbers, numbers[:, : -numbers.shape[1] % 4]], axis=1)
@@ -163,7 +163,7 @@ def check_normed_step(ctx: Context, sizes: tuple[int, int, int, int], *, shared:
 
 @pytest.mark.parametrize("gate_first", [False, True])
 def test_other_norms_take_what_a_step_made(gpu: Context, gate_first: bool) -> None:
-    """Where the gate comes first, or where a norm is not that of heads."""
+    """Norms with the gate first, and norms that are not over heads."""
     mixer, mx, batch = make_delta(1, 2, 16, 32), gpu.gpu.mx, make_batch([1, 1], [4, -1], [2, 8])
     inputs, gate, weight = mixer.inputs(2), random_floats(5, 2, 64), random_floats(6, 64)
     options = {"width": 32 if gate_first else 64, "gate_first": gate_first}
@@ -249,7 +249,7 @@ def test_convolutions_of_some_rows_at_a_time(gpu: Context, name: str, counts: li
 
 @pytest.mark.parametrize("channels", [17, 520])
 def test_steps_of_16_bits_move_rounded_inputs_up(gpu: Context, channels: int) -> None:
-    """Of what is read in 16 bits the state has just those numbers."""
+    """Inputs that are read in 16 bits enter the state as exactly those numbers."""
     mx, kind = gpu.gpu.mx, gpu.gpu.mx.bfloat16
     mixer = make_convolution(4, channels, "silu", bias=False, behind=0)
     inputs = np.asarray(mx.array(mixer.inputs(2)[0]).astype(kind).astype(mx.float32))

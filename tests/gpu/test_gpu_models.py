@@ -100,7 +100,7 @@ def test_kernels_equal_goldens(gpu: Context, case: str) -> None:
 
 @pytest.mark.parametrize("name", ["arctic", "nanbeige", "spark2_5"])
 def test_kernels_equal_the_reference_of_files(gpu: Context, name: str) -> None:
-    """Experts beside both blocks, layers that run twice, and gates of heads, which no golden has."""
+    """Models with experts beside both blocks, layers that run twice, and gates of heads, which no golden has."""
     tokens, made = np.array(make_tokens(name), np.int32)[:24], []
     for ctx in (gpu, Context("reference")):
         story = TinyRun(build_file(ctx, name))
@@ -111,7 +111,7 @@ def test_kernels_equal_the_reference_of_files(gpu: Context, name: str) -> None:
 
 @pytest.mark.parametrize(("case", "is_typical"), [(CASES[0], False), ("dbrx", True)])
 def test_quantised_kernels_are_within_quantisation_error(gpu: Context, case: str, is_typical: bool) -> None:
-    """Of DBRX's experts the second product is of floats, 48 columns wide, the first one of blocks."""
+    """In DBRX's experts the second product is of floats, 48 columns wide, the first one of blocks."""
     assert run(gpu, case, "q8_0", "f16", is_typical=is_typical) < 0.045
 
 

@@ -120,7 +120,7 @@ def allow(ctx: Context) -> float:
 
 @pytest.fixture(params=[False, True], ids=["rows", "tiles"])
 def either(gpu: Context, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Context:
-    """With and without matrix units."""
+    """A context with matrix units, and one without."""
     monkeypatch.setattr(gpu.gpu, "has_tiles", request.param)
     return gpu
 
@@ -151,7 +151,7 @@ def test_one_token(either: Context, type_name: str) -> None:
 def test_simd_groups_take_turns(
     gpu: Context, tokens: int, type_name: str, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All widths of tiles, by the SIMD-groups of one multiprocessor, which have several items each."""
+    """The SIMD-groups of one multiprocessor take several tiles each, of every width."""
     monkeypatch.setattr(gpu.gpu, "has_tiles", True)
     monkeypatch.setattr(gpu.gpu, "processors", 1)
     monkeypatch.setattr(gpu.gpu, "machine", None)
@@ -225,7 +225,7 @@ def test_the_norm_adds_up_what_experts_made(gpu: Context, monkeypatch: pytest.Mo
 
 
 def test_a_shared_expert_joins_the_others(gpu: Context) -> None:
-    """As a layer runs it: the chosen experts, then the one of all tokens times its gate."""
+    """As in a layer: the chosen experts, then the shared one of all tokens times its gate."""
     results, x = [], random_floats(1, 5, 64)
     for ctx in (gpu, REFERENCE):
         experts = make(ctx, "q8_0", 4, (64, 32))
@@ -249,7 +249,7 @@ def test_a_shared_expert_joins_the_others(gpu: Context) -> None:
 
 
 def test_where_tokens_go_is_counted_on_the_device(either: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One token where it is routed, several where they are sorted; tokens that fill a batch up are left out."""
+    """One token is counted when it is routed, several when they are sorted; those that fill a batch up are left out."""
     experts, router = make(either, "q8_0", 5, (64, 32)), make_router(5, RoutingRule(2))
     array, counts, groups = either.gpu.mx.array, np.zeros(5, int), 0
     for seed, (tokens, live) in enumerate([(1, None), (1, 0), (9, None), (70, 41), (4, 0), (1, None)]):

@@ -38,7 +38,7 @@ def run(
 
 
 def record(gpu: Context, x: Any, weight: Any, gate: int, kind: Any, plan: PanelPlan) -> np.ndarray:
-    """What a recorded step computes."""
+    """Return the result of a recorded step."""
     machine, launcher, mx = gpu.gpu.machine, gpu.gpu.launcher, gpu.gpu.mx
     if machine is None or not machine.has_boxes:
         if isinstance(machine, EmulatedMachine) or launcher.emulator is not None:
@@ -105,7 +105,7 @@ def test_what_is_planned() -> None:
 
 @pytest.mark.parametrize("tokens", [32, 128])
 def test_a_share_of_the_features_fills_the_device_too(tokens: int) -> None:
-    """Of two GPUs each has half of the features: as many threadgroups as for all of them, with one part each."""
+    """Each of two GPUs has half of the features, in as many threadgroups as for all of them, with one part each."""
     plan = plan_panels(tokens, 28672 // 2, 4096, 1, 132, ROOM_BYTES)
     assert plan is not None
     assert (plan.width, plan.groups, plan.parts) == (112, 128, 1)

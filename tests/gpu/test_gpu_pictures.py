@@ -42,7 +42,7 @@ def open_tower(folder: Path, case: str) -> TowerFile:
 
 
 def find_cosine(found: Any, expected: Any) -> float:
-    """The cosine of the row that is farthest from what it should be."""
+    """Return the cosine of the row that is farthest from the right one."""
     lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
     return float(((found * expected).sum(axis=1) / lengths).min())
 
@@ -51,7 +51,7 @@ def find_cosine(found: Any, expected: Any) -> float:
     "cases", [QUICK, pytest.param(sorted({*CASES} - {*QUICK}), marks=pytest.mark.slow)], ids=["quick", "others"]
 )
 def test_rows_are_those_of_the_reference(gpu: Context, cases: list[str], tmp_path: Path) -> None:
-    """Of all pictures together, in one batch; at each pause the text's own types are back."""
+    """All pictures are encoded in one batch; at each pause the text's own types are back."""
     for case in cases:
         tower, pixels = open_tower(tmp_path / case, case), read_golden(case).pixels
         gpu.gpu.activations, pauses = gpu.gpu.mx.bfloat16, 0

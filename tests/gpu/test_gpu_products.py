@@ -1,4 +1,4 @@
-"""Products of a library in recorded steps: which algorithm is taken, and sums that are left to the norm after them."""
+"""Products of a library in recorded steps: the choice of an algorithm, and sums that the next norm computes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_few_outputs_are_split() -> None:
 
 
 def test_a_recorded_product_comes_in_shares(gpu: Context) -> None:
-    """What a library is asked for, with the emulator in its place."""
+    """A product that a library would compute, with the emulator in its place."""
     machine, mx = gpu.gpu.machine, gpu.gpu.mx
     if not isinstance(machine, EmulatedMachine):
         pytest.skip("the machine is a real one, which multiplies 16 bits")

@@ -1,4 +1,4 @@
-"""Whole models of two ranks: their logits are the goldens', the same bits on both; or they are refused, with why."""
+"""Whole models on two ranks: their logits are the goldens', with the same bits on both; or a refusal says why."""
 
 from __future__ import annotations
 

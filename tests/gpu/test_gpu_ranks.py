@@ -23,7 +23,7 @@ def make_numbers(rank: int, *shape: int) -> Any:
 
 
 def run_one(ctx: Context, case: tuple[str, tuple[int, ...]]) -> Any:
-    """What a rank gets of a case."""
+    """Return a rank's result of a case."""
     return run_case(ctx, case[0], ctx.gpu.ranks.rank, case[1])
 
 
@@ -75,7 +75,7 @@ CASES = [
 
 @pytest.fixture(scope="module", params=list_group_devices())
 def results(request: pytest.FixtureRequest) -> list[list[Any]]:
-    """What each rank got, case by case."""
+    """The ranks' results, case by case."""
     if request.param == "emulated":
         skip_unless_emulated()
     return run_ranks(request.param, run_one, CASES)

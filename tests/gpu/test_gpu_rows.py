@@ -157,7 +157,7 @@ def test_activation(gpu: Context, kind: Activation, gated: bool) -> None:
 
 
 def list_numbers(kind: str) -> tuple[float, ...]:
-    """Those of an activation: xIELU's bends at -0.01; a limit."""
+    """Return the numbers of an activation: xIELU's (it bends at -0.01), or a limit."""
     return {"xielu": (1.1, 0.7, 0.5, -0.01), "limited_swiglu": (2.5,), "clamp": (1.5,)}.get(kind, ())
 
 

@@ -1,4 +1,4 @@
-"""Every kernel once under the address sanitizer, and proof that the emulator sees what a GPU would not say."""
+"""Every kernel once under the address sanitizer, and a check that the emulator sees errors that a GPU would hide."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_what_is_wrong_in_a_kernel_is_seen(sanitized: Context, body: str, messag
 
 
 def test_copies_are_there_once_they_are_awaited(sanitized: Context, tmp_path: Path) -> None:
-    """Two bundles, of which one is awaited: the other one is not read as if it had come."""
+    """Only one of two bundles is awaited, and the other one is not read as if it had come."""
     (tmp_path / "copies.body").write_text("""
       SHARED uint words[2 * 32 * 4];
       const DEVICE uint8_t *bytes = reinterpret_cast<const DEVICE uint8_t *>(x);

@@ -87,7 +87,7 @@ def test_json_keeps_to_its_schema(server: RunningServer) -> None:
 
 
 def test_eight_clients_at_once_get_what_each_gets_alone(server: RunningServer) -> None:
-    """Every second of them with a penalty, whose tokens the host draws beside the others' that the device draws."""
+    """Half of them have a penalty; the host draws their tokens beside those that the device draws."""
     names = [row["name"] for row in json.loads((REAL / "questions.json").read_text())["functions"]][:CLIENTS]
     chats = [[{"role": "user", "content": f"What does {name} do?"}] for name in names]
     options = [{"frequency_penalty": 0.5 * (number % 2), "max_tokens": 60} for number in range(CLIENTS)]

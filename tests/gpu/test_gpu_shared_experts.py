@@ -1,4 +1,4 @@
-"""What a shared expert adds, with its gate and without, in the norm that follows, or wherever else it is asked for."""
+"""A shared expert is added, with its gate and without, by the norm that follows, or wherever else the sum is needed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RANKS = 3
 
 @dataclass
 class Case:
-    """Rows of the stream, what experts made by rank, what the shared expert made or is to make, its input and gate."""
+    """Rows of the stream, results of experts by rank, the shared expert's result or product, its input and gate."""
 
     ctx: Context
     stream: Floats
@@ -54,7 +54,7 @@ class Case:
         return np.asarray(self.ranks.sum(0) + shared)
 
     def run(self) -> Any:
-        """The same on the GPU, which waits."""
+        """Return the same sum on the GPU, which waits to be computed."""
         mx = self.ctx.gpu.mx
         made: Any = mx.array(self.shared).astype(getattr(mx, self.shared_type))
         if self.shares > 1:
@@ -79,7 +79,7 @@ def make_case(ctx: Context, rows: int, columns: int, **named: Any) -> Case:
 
 
 def check_norm(case: Case, norm: Any = rms_norm) -> None:
-    """The norm that takes it all in is that of the reference; a GPU rounds what gates of 16 bits multiply."""
+    """Assert that the norm with the sum is the reference's; a GPU rounds what a 16-bit gate multiplies."""
     allowed = NARROW if case.gate in ("bf16", "f16") and case.ctx.gpu.narrow else EXACT
     weight = random_floats(5, case.stream.shape[1])
     normed, summed = norm(case.ctx, case.ctx.gpu.mx.array(case.stream), weight, 1e-5, case.run())
@@ -92,7 +92,7 @@ def check_norm(case: Case, norm: Any = rms_norm) -> None:
 @pytest.mark.parametrize("columns", [64, 100, 2080])
 @pytest.mark.parametrize("rows", [1, 2, 7, 32, 100])
 def test_the_norm_takes_it_in(gpu: Context, rows: int, columns: int) -> None:
-    """Rows of 100 are no whole blocks, so that their gates are made by MLX."""
+    """Rows of 100 are no whole blocks, so MLX makes their gates."""
     check_norm(make_case(gpu, rows, columns))
 
 
@@ -140,7 +140,7 @@ def test_it_counts_how_far_the_gate_is_open(gpu: Context) -> None:
 
 @pytest.mark.parametrize("gate", ["f32", None])
 def test_sums_without_a_norm(gpu: Context, gate: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing but the sum is wanted, where it is added to the stream, and where it is multiplied before that."""
+    """The sum alone, the sum added to the stream, and the sum multiplied before that."""
     case, array = make_case(gpu, 7, 96, gate=gate), gpu.gpu.mx.array
     launched = note_launches(gpu, monkeypatch)
     expected = case.expect()
@@ -159,7 +159,7 @@ def test_sums_without_a_norm(gpu: Context, gate: str | None, monkeypatch: pytest
 
 @pytest.mark.parametrize("rows", [1, 6])
 def test_the_norm_multiplies_what_a_product_made(gpu: Context, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a model multiplies all that it adds to the stream."""
+    """Some models multiply everything that they add to the stream."""
     mx, x, stream = gpu.gpu.mx, random_floats(1, rows, 96), random_floats(2, rows, 64)
     tensor, weight = make_tensor("q8_0", 64, 96), random_floats(3, 64)
     launched = note_launches(gpu, monkeypatch)
@@ -184,7 +184,7 @@ def test_long_rows_are_shared_by_threadgroups(gpu: Context, columns: int) -> Non
 
 
 def test_a_gate_may_be_asked_for_alone(gpu: Context) -> None:
-    """Rows and their gate are there for whoever wants them, each by itself."""
+    """Rows and their gate can each be had alone."""
     mx, x, y = gpu.gpu.mx, random_floats(1, 3, 64), random_floats(2, 3, 64)
     tensor = make_tensor("f32", 1, 64)
     gates = linear(gpu, mx.array(x), prepare(gpu, [tensor]))
@@ -210,7 +210,7 @@ def test_the_product_of_the_shared_expert_waits_for_the_sum(gpu: Context, tokens
 
 
 def test_what_waits_for_a_norm_is_begun_with(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the host is never far ahead of the device, however long a prompt is; products still wait."""
+    """So the host is never far ahead of the device, however long a prompt is; products still wait."""
     begun: list[Any] = []
     monkeypatch.setattr(gpu.gpu.mx, "async_eval", lambda *arrays: begun.extend(arrays))
     case = make_case(gpu, 3, 64)

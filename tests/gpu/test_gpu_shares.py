@@ -1,4 +1,4 @@
-"""Shares of a model: every tensor is whole or divided, and products of shares of all types add up."""
+"""Shares of a model: every tensor is whole or divided, and the shares of a product add up, for all types."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def test_launches_let_the_next_one_in_beside_streams() -> None:
 
 
 def find_openings(kernel: Kernel, variant: Variant) -> tuple[bool, bool]:
-    """Whether the source lets the next launch in at its beginning, and once it has waited."""
+    """Return two flags: the source lets the next launch begin at its own beginning, and once it has waited."""
     source = make_cuda_source(kernel, variant, starts_early=True)
     return "launch_dependents" in source.partition('extern "C"')[2], "#define MLXR_OPENS_LATE" in source
 

@@ -73,7 +73,7 @@ def test_every_plan(gpu: Context, plan: UnpackPlan, type_name: str) -> None:
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_the_last_unit_ends_with_the_row(gpu: Context, plan: UnpackPlan) -> None:
-    """With a bias, which the first of several shares has."""
+    """With a bias, which only the first of several shares adds."""
     assert run(gpu, [make_tensor("q8_0", 144, 1024 + 64)], plan.width + 5, plan, biased=True) < NARROW
 
 

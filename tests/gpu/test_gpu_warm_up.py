@@ -1,5 +1,4 @@
-"""Kernels are compiled and steps recorded before the first request: what comes afterwards compiles nothing, and nothing
-of the rehearsal shows."""
+"""Kernels are compiled and steps recorded before the first request, which compiles nothing and sees no trace of it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Products with few outputs in 32 bits, as routers have them: every plan, whatever is left over, and all that is done
-on the way."""
+"""Products with few outputs in 32 bits, as routers have them: every plan, every remainder, and all extras."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ OTHERS = (WidePlan(8, 4), WidePlan(4, 4, 4), WidePlan(2, 8, 2), WidePlan(1, 32),
 def multiply(
     ctx: Context, tokens: int, rows: int, columns: int, *, narrow: bool = False, extras: str = ""
 ) -> tuple[Any, Floats]:
-    """What the kernel makes with some of `norm bias residual`, and what NumPy makes of the same numbers."""
+    """Return the kernel's result with some of `norm bias residual`, and NumPy's from the same numbers."""
     mx, weight = ctx.gpu.mx, random_floats(5, rows, columns)
     x, gain, bias = random_floats(1, tokens, columns), random_floats(2, columns), random_floats(3, rows)
     residual, raw = random_floats(4, tokens, rows), mx.array(weight).view(mx.uint8)
@@ -87,7 +86,7 @@ def test_every_plan_multiplies(gpu: Context, plan: WidePlan, monkeypatch: pytest
 def test_every_plan_that_is_listed_multiplies(
     gpu: Context, plan: WidePlan, extras: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With many outputs none of them is made smaller."""
+    """With `MIN_GROUPS` 0, as for many outputs, no plan is made smaller."""
     monkeypatch.setattr(float_products, "MIN_GROUPS", 0)
     monkeypatch.setattr(float_products, "PLANS", ((1, 1, plan),))
     made, wanted = multiply(gpu, 21, 13, 2048, narrow=True, extras=extras)
@@ -120,7 +119,7 @@ def test_nothing_else_is_read(sanitized: Context, tokens: int) -> None:
 
 
 def test_a_row_has_the_same_bits_in_every_batch(gpu: Context) -> None:
-    """All plans share these columns in the same way."""
+    """All plans divide the columns in the same way."""
     alone = np.array(multiply(gpu, 1, 12, 2048)[0])
     for tokens in (4, 8, 40, 70):
         assert np.array_equal(np.array(multiply(gpu, tokens, 12, 2048)[0])[:1], alone)
@@ -136,7 +135,7 @@ def test_no_lane_holds_too_many_weights(plan: WidePlan, columns: int) -> None:
 
 @pytest.mark.parametrize("tokens", [3, 8])
 def test_norms_of_a_few_rows_go_with_the_router(gpu: Context, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The norm waits for the product, which makes both in one launch."""
+    """The norm waits for the product, and one launch makes both."""
     tensor, gain, x = make_tensor("f32", 24, 96), random_floats(2, 96), random_floats(1, tokens, 96)
     bias = [random_floats(3, 24)]
     launched = note_launches(gpu, monkeypatch)

@@ -1,5 +1,6 @@
 """Every kernel that a Mac would launch, checked as Metal's compiler would: over families, types of weights, and the
-engine's own path. `msl` says how; nothing here needs a Mac, and nothing here shows that a number is right."""
+engine's own path. `msl` says how; nothing here needs a Mac, and nothing here checks a result.
+"""
 
 from __future__ import annotations
 
@@ -54,9 +55,9 @@ from tiny_models import CASES, TinyRun, build_hf, read_golden
 
 import apple_times
 
-# Between them all operators that a GPU has, and experts of which one token takes fewer than eight.
+# Together these have all operators that a GPU has, and experts of which one token takes fewer than eight.
 SAMPLE = ("gpt-oss", "granite4h-moe", "lfm2", "mixtral", "olmo2", "qwen35moe")
-# The others have residual streams, chunks of attention or gates that no GPU knows.
+# The others have residual streams, chunks of attention or gates that no GPU supports.
 CPU_ALONE = ("falcon-mamba", "gemma3n", "glm5-next", "jamba", "laguna", "llama4", "mamba", "qwen4exp")
 FAMILIES = [case for case in CASES if case not in CPU_ALONE] if amounts.is_thorough else SAMPLE
 WEIGHTS = (("q8_0", "bf16"), ("bf16", "f16"), ("f16", "f32"))
@@ -176,7 +177,7 @@ def launch_types() -> None:
 
 
 def launch_others() -> None:
-    """What models of few tokens do not come to: adapters, rotated weights, contexts in shares, many outputs, copies."""
+    """Launch what models of few tokens do not: adapters, rotated weights, contexts in shares, many outputs, copies."""
     ctx = Context("metal")
     mx = ctx.gpu.mx
     play(ctx, Scene(4, 2, 64, 8, (600,), (1,), softcap=0.7, sunk=True))
@@ -200,7 +201,7 @@ def launch_others() -> None:
 
 
 def launch_many() -> None:
-    """What only many rows come to: experts with enough pairs, and expanded weights where MLX has better products."""
+    """Launch what only many rows need: experts with enough pairs, and expanded weights if MLX has better products."""
     ctx = Context("metal")
     mx = ctx.gpu.mx
     for tokens in (16, 60, 120):
@@ -214,7 +215,7 @@ def launch_many() -> None:
 
 
 def find_problems(checker: Checker, mx: StandIn) -> dict[str, list[str]]:
-    """What is wrong with what was launched so far, by its name: with all, or in everyday runs with one of each sort."""
+    """Return the problems of the launched sources by name: of all, or in everyday runs of one of each sort."""
     first: dict[object, Source] = {}
     for source in mx.sources.values():
         first.setdefault(source.name if amounts.is_thorough else describe(source), source)
@@ -223,13 +224,13 @@ def find_problems(checker: Checker, mx: StandIn) -> dict[str, list[str]]:
 
 
 def describe(source: Source) -> tuple[object, ...]:
-    """The kernel with its arrays and where these lie, the type of weights, and what its memory goes by."""
+    """Return a kernel's sort: its arrays and their address spaces, the type of weights, and the kinds of its memory."""
     chosen = [constant for constant in source.constants if constant[1] in ("TYPE_A", "T", "D")]
     return source.kernel, source.signature.replace(source.name, ""), *chosen
 
 
 def name_launch(mx: StandIn, name: str) -> str:
-    """What we call a launched kernel."""
+    """Return our name of a launched kernel."""
     kernel, known = mx.sources[name].kernel, sorted(list_kernel_sources("metal"), key=len)
     return next(one for one in reversed(known) if kernel.startswith(f"{one}_"))
 
@@ -348,7 +349,7 @@ def test_pages_are_written_after_all_that_was_started(mx: StandIn) -> None:
 
 
 def test_what_follows_a_step_that_ran_ahead_waits_for_its_writes(mx: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MLX knows of no write into a pool, so launches after it could overtake it: a prompt, and another step."""
+    """MLX does not know of writes into a pool, so later launches, of a prompt or another step, could overtake one."""
     events: list[str] = []
 
     def note(name: str, owner: type) -> None:
@@ -369,7 +370,7 @@ def test_what_follows_a_step_that_ran_ahead_waits_for_its_writes(mx: StandIn, mo
         note(name, owner)
     engine.step()
     assert events == ["start", "submit"]  # ahead, on what was drawn
-    engine.cancel(first)  # so it computes what nobody wants
+    engine.cancel(first)  # so it computes unwanted tokens
     engine.submit(EngineRequest(tokens[8:12].tolist(), SamplingParams(max_tokens=3, ignore_eos=True)))
     engine.step()
     assert events[2:4] == ["finish", "submit"]
@@ -399,7 +400,7 @@ def test_an_mlx_that_is_too_old_is_refused(mx: StandIn, monkeypatch: pytest.Monk
 
 
 def test_mlx_is_told_what_suits_a_mac(mx: StandIn, rows: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Buffers of commands that hold more than two products, weights that stay in memory, and sources that are short."""
+    """Buffers of commands hold more than two products, weights stay in memory, and sources are short."""
     own = {"MLX_MAX_OPS_PER_BUFFER": "7"}
     monkeypatch.setattr("os.environ", own)
     load_mlx("metal")
@@ -421,7 +422,7 @@ def test_metal_moves_four_numbers_at_once_and_counts_in_32_bits(rows: Source) ->
 
 
 def test_one_thread_launches_whoever_asks(mx: StandIn) -> None:
-    """MLX's compiled steps are those of a thread, and would be compiled in each that launches."""
+    """MLX's compiled steps belong to a thread, and every other thread that launches would compile them again."""
     with LLM("demo", device="metal", draft="off", arena_bytes=2**26) as llm:
         mx.threads.clear()
         asking = [threading.Thread(target=llm.generate, args=(["import os\n"], PARAMS)) for _ in range(2)]
@@ -458,7 +459,7 @@ def test_on_paper_an_m4_is_as_fast_as_it_has_to_be() -> None:
 
 
 def test_what_is_counted_on_paper_is_what_is_launched(mx: StandIn) -> None:
-    """The kernels of a layer of a model without biases, of one row, of 16 and of a prompt."""
+    """The kernels of a layer without biases, for one row, 16 rows and a prompt."""
     config, seed, tokens, _ = read_golden("llama-gqa-64")
     run = TinyRun(build_hf(Context("metal"), config, seed, "q8_0"), kv_type="bf16", sequences=16)  # type: ignore[arg-type]
     prompt = np.resize(tokens, 20)
@@ -476,7 +477,7 @@ def test_what_is_counted_on_paper_is_what_is_launched(mx: StandIn) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("standard", ["metal3.1", "metal4.0"])
 def test_apples_own_compiler_takes_what_was_launched(mx: StandIn, standard: str) -> None:
-    """All that the tests before this one launched, on a Mac whose Xcode knows the standard."""
+    """It compiles all that the tests before this one launched, on a Mac whose Xcode knows the standard."""
     include = Path(mx._real.__file__).parent / "include"
     if shutil.which("xcrun") is None or compile_by_apple("", standard, include):
         pytest.skip(f"there is no xcrun metal that knows {standard}")

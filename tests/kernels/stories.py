@@ -1,4 +1,4 @@
-"""Sequences with queries, keys and values, caches that hold them, and what attention over them is by its definition."""
+"""Sequences with queries, keys and values, caches that hold them, and attention over them by its definition."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def compute_exactly(
 
 
 def round_story_to_q8(story: Story) -> Story:
-    """The same with keys and values that int8 and a scale can hold."""
+    """Return the same story with keys and values that int8 and a scale can hold."""
 
     def round_all(parts: list[Floats]) -> list[Floats]:
         return [numbers * scales[..., None] for numbers, scales in map(round_to_q8, parts)]
@@ -178,7 +178,7 @@ def round_story_to_q8(story: Story) -> Story:
 
 
 def _weigh_sinks(sinks: Floats | None, peak: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What sinks add to the sum of weights whose greatest score is `peak`."""
+    """Return what sinks add to the sum of weights whose greatest score is `peak`."""
     return np.zeros_like(peak) if sinks is None else np.exp(sinks.astype(np.float64)[:, None, None] - peak)
 
 
@@ -190,8 +190,9 @@ def compute_rounded(
     softcap: float | None = None,
     sinks: Floats | None = None,
 ) -> NDArray[np.float64]:
-    """As bf16 pages have it: queries scaled for powers of two or for the cap, and weights, rounded to bf16, each 256
-    positions by themselves; everything else in float64."""
+    """Compute attention with the roundings of bf16 pages: queries (scaled for powers of two or for the cap) and weights
+    are rounded to bf16, each 256 positions by themselves; everything else is float64.
+    """
     q, k, v = (rows[sequence] for rows in (story.queries, story.keys, story.values))
     group = q.shape[1] // k.shape[1]
     log2e = np.float32(1.44269504)

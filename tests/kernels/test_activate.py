@@ -55,7 +55,7 @@ def activate_exactly(x: Floats, kind: str) -> NDArray[np.float64]:
 
 
 def gate(x: Floats, kind: str = "silu") -> Floats:
-    """Rows whose gate is `x` and whose other factor is 1, which clamped swiglu makes of 0."""
+    """Return rows whose gate is `x` and whose other factor is 1 (for clamped swiglu 0, of which it makes 1)."""
     return np.concatenate([x, np.zeros_like(x) if kind == "clamped_swiglu" else np.ones_like(x)], axis=1)
 
 
@@ -89,7 +89,7 @@ def test_activation_is_right_to_a_few_last_places(kind: Activation) -> None:
     # the exponent of gelu is itself rounded, and e**u turns each ulp of u into some |u| of them
     with np.errstate(divide="ignore", invalid="ignore"):
         logarithm = np.abs(np.log(np.where(exact == 0, 1, exact / x)))
-    if kind == "xielu":  # a sum, whose terms cancel where it crosses 0
+    if kind == "xielu":  # a sum whose terms cancel where it crosses 0
         np.testing.assert_allclose(result, exact, rtol=4e-7, atol=3e-7)
         return
     factors = {"gelu_tanh": 4, "clamped_swiglu": 1, "gelu_erf": 16}

@@ -1,4 +1,4 @@
-"""Memory of large results: used again when nobody holds it, never before."""
+"""Memory of large results: used again once it is free, never before."""
 
 from __future__ import annotations
 

@@ -52,7 +52,9 @@ SHAPES = [
 
 
 def assert_close_to_bf16(result: Floats, story: Story, window: int | None) -> None:
-    """As the definition with the same roundings; a weight half-way between two bf16 numbers may round the other way."""
+    """Assert the definition's result with the same roundings; half-way between two numbers a weight may round either
+    way.
+    """
     rounded = np.concatenate([compute_rounded(story, i, window, 0.3) for i in range(len(story.contexts))])
     error = np.abs(result - rounded)
     assert np.median(error) < 2e-6
@@ -280,7 +282,7 @@ def test_pages_are_shared_and_read_in_any_order(cpu: Context) -> None:
 
 
 def test_subnormal_and_huge_numbers_have_equal_bits_everywhere() -> None:
-    """Keys, values and queries of every exponent: what is too small becomes zero in every tier alike."""
+    """Keys, values and queries of every exponent: too small numbers become zero on every instruction set alike."""
     story = make_story([70], 3, 1, 64)
     rng = np.random.default_rng(3)
     for rows in (story.queries, story.keys, story.values):

@@ -42,7 +42,7 @@ KINDS = [(1.5, False), (None, True), (0.8, True)]
 
 
 def make_sinks(heads: int) -> Floats:
-    """Sinks around the size of scores; that of the first head takes next to all weight, that of the last nothing."""
+    """Make sinks around the size of scores; the first head's takes nearly all weight, the last one's nothing."""
     sinks = random_floats(5, heads)
     sinks[0], sinks[-1] = 9.0, -200.0
     return sinks

@@ -1,4 +1,4 @@
-"""Context, ledger, choice of implementations, ragged batch: what every operator stands on."""
+"""The base of every operator: context, ledger, choice of implementations, ragged batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hadamard`: what its definition says, with equal bits in NumPy, on all tiers and threads, alone and in a batch."""
+"""`hadamard` follows its definition, with equal bits in NumPy, on all tiers and threads, alone and in a batch."""
 
 from __future__ import annotations
 

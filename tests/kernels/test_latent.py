@@ -88,7 +88,7 @@ def make_matrices(ctx: Context, count: int, rows: int, columns: int, type_name: 
 @pytest.mark.parametrize("passed", [0, 8])
 @pytest.mark.parametrize("type_name", ["f32", "bf16", "f16", "q8_0", "q4_0"])
 def test_parts_are_products_one_by_one(type_name: str, passed: int) -> None:
-    """Of few tokens, of some and of many, each by itself and all together."""
+    """Products of few tokens, of some and of many: each part by itself gives the same as all together."""
     x = random_floats(1, 150, 3 * (64 + passed))
 
     def run(ctx: Context) -> Floats:

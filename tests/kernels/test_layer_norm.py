@@ -62,7 +62,7 @@ def test_row_has_the_same_bits_alone_and_in_a_batch(cpu: Context) -> None:
 
 
 def test_each_part_is_noticed(cpu: Context) -> None:
-    """The mean, the bias, the weight and eps: no norm is right for another one's numbers."""
+    """A norm with another mean, bias, weight or eps gives another result."""
     x, weight, bias = random_floats(6, 3, 50) + 1, random_floats(7, 50), random_floats(8, 50)
     exact = normed_exactly(x, weight, bias, 1e-2)
     assert np.abs(layer_norm(cpu, x, weight, 1e-2, bias=bias)[0] - exact).max() < 1e-5

@@ -1,4 +1,4 @@
-"""What the native code counts is what it runs: kernels are named where they are chosen."""
+"""The native code counts what it runs: kernels are named where they are chosen."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_more_kinds_than_fit_into_a_name_are_left_out(cpu: Context) -> None:
 
 
 def test_calls_of_the_binding_itself_are_counted(cpu: Context) -> None:
-    """Nothing in Python takes part: what native code runs is counted, whoever calls it."""
+    """Calls of native code are counted, whoever makes them; Python takes no part."""
     weight = make_weight(cpu, "q8_0")
     out = np.empty((1, 64), np.float32)
     for _ in range(3):

@@ -72,7 +72,9 @@ def make_raw(type_name: str, rows: int, columns: int, seed: int = 0) -> Bytes:
 
 
 def decode(type_name: str, raw: Bytes, rows: int, columns: int) -> Floats:
-    """The weights as the `gguf` package decodes them; ours as their definition has it, and q8_k, which it lacks."""
+    """Return the weights as the `gguf` package decodes them; by their definition if they are ours or q8_k, which it
+    lacks.
+    """
     if type_name.startswith("affine"):
         return decode_affine(type_name, raw, rows, columns)
     if type_name == "q8_k":
@@ -133,7 +135,7 @@ def fix_point(weights: Floats) -> npt.NDArray[np.float64]:
 
 
 def fix_bytes(raw: Bytes, rows: int) -> npt.NDArray[np.float64]:
-    """The same of E4M3, halves rounded up."""
+    """Round E4M3 weights in the same way, halves up."""
     blocks = raw.reshape(-1, 132)
     values = by_name("f8_e4m3").decode(blocks[:, 4:]).astype(np.float64)
     unit = np.exp2(np.floor(np.log2(np.maximum(np.abs(values).max(axis=1, keepdims=True), 2.0**-9))) - 13)
@@ -223,7 +225,7 @@ def test_same_bits_for_any_batch_threads_and_isa(type_name: str) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("type_name", ["q4_k", "q6_k", "q8_0", "f16"])
 def test_long_rows_in_chunks_keep_their_bits(type_name: str, isa: str) -> None:
-    """Rows longer than a panel are summed in several goes; the sums go on where they were."""
+    """Rows longer than a panel are summed in several passes, each of which goes on from the last sums."""
     runtime, columns, rows, tokens = native.Runtime(2, isa), 256 * 37, 40, 110  # amx takes 96 tokens at a time
     raw, x = make_raw(type_name, rows, columns), make_input(tokens, columns)
     weight = make_weight(runtime, [(type_name, rows, raw, None)], columns)
@@ -536,7 +538,7 @@ def test_threads_are_bounded_by_the_machine() -> None:
 
 
 def test_calls_from_many_python_threads_agree() -> None:
-    """One runtime serves one call at a time; the others wait."""
+    """One runtime serves one call at a time; other calls wait."""
     runtime = native.Runtime(2, ISAS[-1])
     raw, x = make_raw("q4_k", 64, 512), make_input(20, 512)
     weight = make_weight(runtime, [("q4_k", 64, raw, None)], 512)

@@ -20,7 +20,7 @@ KINDS = ("f32", "f16", "bf16")
 
 
 def draw(chance: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.ndarray:
-    """Numbers that a type holds exactly and no narrower one does."""
+    """Draw numbers that a type holds exactly and no narrower type does."""
     values = chance.standard_normal(shape).astype(np.float32)
     if kind == "f16":
         return values.astype(np.float16).astype(np.float32)

@@ -93,7 +93,7 @@ def test_cuts_change_no_bit(cpu: Context, mixer: Mixer, cuts: Sequence[int]) -> 
 
 @pytest.mark.parametrize("name", ["delta rule", "delta rule, large heads", "mamba"])
 def test_states_that_forget_little_and_all(cpu: Context, name: str) -> None:
-    """The scale of a state falls below what it may be, at once and slowly, and starts anew."""
+    """The scale of a state falls below its bound, at once and slowly, and starts anew."""
     mixer = MIXERS[name]
     inputs = mixer.inputs(200)
     inputs[1][:, -1 - mixer.scales : -1] = 12 * inputs[1][:, -1 - mixer.scales : -1] - 8
@@ -138,7 +138,7 @@ def test_every_input_counts(name: str, isa: str) -> None:
 
 
 def is_read(ctx: Context, mixer: Mixer, inputs: Sequence[Floats], array: Floats, column: int, whole: Floats) -> bool:
-    """Whether a change of the last token's number in `column` shows in the last token, and nowhere else."""
+    """Return True if a change of the last token's number in `column` changes its result; other tokens' must stay."""
     before = array[-1, column]
     array[-1, column] += 1
     changed, _ = run_parts(ctx, mixer, inputs, [6])

@@ -69,7 +69,7 @@ def make_weights(
     bias: bool = False,
     file: Callable[[TensorSource], TensorSource] | None = None,
 ) -> tuple[list[LinearWeight], list[LinearWeight], Activation]:
-    """Weights of EXPERTS experts; with `file`, which puts a tensor into one, they are left there."""
+    """Make weights of EXPERTS experts; `file` puts tensors into files, and their weights stay there."""
     *ups, down, activation = KINDS[kind]
     make, keep = (prepare, lambda tensor: tensor) if file is None else (leave, file)
     up = [
@@ -95,7 +95,7 @@ def draw_routes(tokens: int, seed: int, skew: float = 0.0) -> tuple[Ints, Floats
 
 
 def mix_one_by_one(ctx: Context, x: Floats, chosen: Ints, shares: Floats, experts: Experts) -> Floats:
-    """Token by token, rank by rank; the exact product is rounded once, with the sum."""
+    """Mix token by token and rank by rank; the exact product is rounded once, with the sum."""
     out = np.empty_like(x)
     for token, (own, weights) in enumerate(zip(chosen, shares, strict=True)):
         total: Floats | None = None
@@ -259,7 +259,7 @@ def file(tmp_path: Path) -> Callable[[TensorSource], TensorSource]:
 def test_experts_that_stay_in_their_file_have_the_same_bits(
     kind: str, slots: int, file: Callable[[TensorSource], TensorSource]
 ) -> None:
-    """Steps of one token and of many, with more experts than there is memory for, after one another."""
+    """Steps of one token and of many, one after another, with more experts than there is memory for."""
     ctx, gated = Context("cpu", threads=2), kind != "f16"
     bias = kind in ("mxfp4", "q4_0")
     held = make_experts(ctx, *make_weights(ctx, kind, gated=gated, bias=bias))
@@ -284,7 +284,7 @@ def test_experts_that_were_used_last_stay_in_memory(file: Callable[[TensorSource
     x, shares = random_floats(1, 1, HIDDEN), np.ones((1, 1), np.float32)
 
     def read(*numbers: int) -> int:
-        """Use experts one after the other; how many of these were read."""
+        """Use experts one after the other; return how many of them were read."""
         before = read_use(cpu, experts)
         for number in numbers:
             mix(cpu, x, np.array([[number]], np.int32), shares, experts)

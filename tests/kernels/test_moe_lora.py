@@ -49,7 +49,7 @@ def make_all(ctx: Context, kind: str, **options: bool) -> tuple[Experts, list[Ad
 
 
 def draw_rows(tokens: int, adapters: list[AdapterWeights]) -> list[AdapterRows]:
-    """Of four tokens one has none, two have one, and one has two, in an order of its own."""
+    """Make rows of four tokens: one has no adapter, two have one, and one has two, in mixed order."""
     rows = np.arange(tokens, dtype=np.int32)
     chosen = ((0, rows % 4 == 1, 1.0), (1, rows % 4 == 2, -0.7), (2, rows % 4 == 3, 1.0), (0, rows % 4 == 3, 0.3))
     return [AdapterRows(rows[has], adapters[number], factor) for number, has, factor in chosen if has.any()]

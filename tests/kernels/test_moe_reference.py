@@ -66,7 +66,7 @@ def choose_one_by_one(
 
 
 def share_near(logits: np.ndarray, taken: list[int], own: int, jitter: float) -> float:
-    """As `sparsemixer` of transformers (modeling_phimoe.py) has it when nothing is trained."""
+    """Return the share as `sparsemixer` of transformers (modeling_phimoe.py) computes it outside training."""
     largest, near = logits[own], []
     for expert in set(range(len(logits))) - set(taken):
         below, size = largest - logits[expert], max(abs(logits[expert]), largest)

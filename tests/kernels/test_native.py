@@ -1,4 +1,4 @@
-"""The native module is what its protocols say: every function and class, with as many arguments."""
+"""The native module has every function and class of its protocols, with as many arguments."""
 
 from __future__ import annotations
 

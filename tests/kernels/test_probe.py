@@ -1,4 +1,4 @@
-"""The probe runs on every tier, and its figures are rates of what it says it did."""
+"""The probe runs on every tier, and its figures are the true rates of its work."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_activate_survives_large_gates(reference: Context) -> None:
 
 
 def rotate(x: Floats, positions: list[int], theta: float, *, interleaved: bool, rot_dim: int) -> NDArray[np.float64]:
-    """Pair by pair as complex numbers."""
+    """Rotate pair by pair, as complex numbers."""
     result = x.astype(np.float64)
     for t, position in enumerate(positions):
         for i in range(rot_dim // 2):

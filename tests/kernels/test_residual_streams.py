@@ -144,7 +144,7 @@ def make_table() -> TensorSource:
 
 
 def name_rows(ids: Sequence[int]) -> list[list[int]]:
-    """Which rows the tokens of a text name, by the definition."""
+    """Return the rows that the tokens of a text name, by the definition."""
     rows = []
     for at in range(len(ids)):
         seen, ended = [ids[at]], False

@@ -52,7 +52,7 @@ def test_longrope_sharpens_by_how_much_longer_the_model_was_made() -> None:
 
 
 def test_a_large_factor_leaves_a_pair_where_it_is() -> None:
-    """As files say it of a share of the pairs, which turn with the frequencies of the whole head."""
+    """Files say so of a share of the pairs; the others turn with the frequencies of the whole head."""
     table = build_table(3000, 512, 1e6, interleaved=False, frequency_factors=[1.0] * 64 + [1e30] * 192)
     plain = build_table(3000, 512, 1e6, interleaved=False)
     np.testing.assert_array_equal(table.cos[:, :64], plain.cos[:, :64])

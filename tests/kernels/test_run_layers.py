@@ -1,4 +1,4 @@
-"""Layers in one native call: the same bits and the same ledger as the operators one by one, and what is refused."""
+"""Layers in one native call: the same bits and the same ledger as the operators one by one, and refusals."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ Floats = NDArray[np.float32]
 
 @dataclass
 class Kind:
-    """What layers may differ in."""
+    """A kind of layer: all that layers may differ in."""
 
     weight_type: str = "q8_0"
-    down_type: str | None = None  # else as the others
+    down_type: str | None = None  # None: as the others
     hidden: int = HIDDEN
     forward: int = 192
     activation: Activation = "silu"
@@ -78,8 +78,8 @@ class Kind:
     softcap: float | None = None
     clamp: float | None = None
     sinks: bool = False
-    ropes: tuple[int, ...] = (0,)  # numbers of the layers' tables, in turn
-    inputs: bool = False  # what layers get of each token besides the stream
+    ropes: tuple[int, ...] = (0,)  # numbers of the layers' tables, one after another
+    inputs: bool = False  # what layers get for each token besides the stream
     experts: int = 0  # beside one block that all tokens have
     recurrent: str = ""  # conv, delta, scan, mamba: the mixer of the first layer and the last
     beside: bool = False  # attention in all layers, then
@@ -89,7 +89,7 @@ class Kind:
 
 @cache
 def encode(type_name: str, shape: tuple[int, ...], values: bytes) -> TensorSource:
-    """All cases have the same few weights, which some types take longer to encode than to multiply with."""
+    """Encode a weight; all cases share a few, as some types take longer to encode than to multiply with."""
     array = np.frombuffer(values, np.float32).reshape(shape)
     return TensorSource("w", type_name, shape, encode_tensor(type_name, array))
 
@@ -227,7 +227,7 @@ def make_batch(queries: list[int], before: list[int]) -> RaggedBatch:
 
 
 def add_group(batch: RaggedBatch, window: int) -> RaggedBatch:
-    """A second group of layers, with pages of its own, of which those that nobody sees are gone."""
+    """Add a second group of layers, with pages of its own; pages that no query sees are gone."""
     count = batch.page_table.size
     pages = np.random.default_rng(4).permutation(count).reshape(batch.page_table.shape).astype(np.int32)
     owners = np.repeat(np.arange(batch.sequences), np.diff(batch.query_starts))
@@ -238,7 +238,7 @@ def add_group(batch: RaggedBatch, window: int) -> RaggedBatch:
 
 
 def add_states(batch: RaggedBatch) -> RaggedBatch:
-    """Slots in disorder for the states of all sequences; that of one begins with zeros."""
+    """Add slots in disorder for the states of all sequences; one state begins with zeros."""
     slots = np.random.default_rng(6).permutation(2 * batch.sequences).astype(np.int32).reshape(2, -1)
     reads, writes = slots.copy()
     reads[batch.sequences // 2] = -1
@@ -396,7 +396,7 @@ def test_the_ledger_says_whether_gate_and_up_were_activated_in_their_panels(
 
 
 def test_an_activation_that_no_product_reads_is_computed(cpu: Context) -> None:
-    """What is clamped goes to the rotation, so no product makes its rows in passing."""
+    """Clamped values go to the rotation, so no product makes its rows in passing."""
     batch, table = make_batch([75], [0]), build_table(96, DIM, 10000.0, interleaved=False)
     stream = np.random.default_rng(9).standard_normal((75, HIDDEN)).astype(np.float32)
     found = []

@@ -68,7 +68,7 @@ def test_many_short_sections() -> None:
 
 @pytest.mark.skipif(not TASKS.is_dir(), reason="only Linux tells what each thread used")
 def test_idle_threads_use_no_processor() -> None:
-    """Nothing to do for a while after some work: they sleep."""
+    """Threads sleep when there has been no work for a while."""
     others = {task.name for task in TASKS.iterdir()}
     runtime = native.Runtime(4, native.best_isa())
     make_product(runtime)()
@@ -78,7 +78,7 @@ def test_idle_threads_use_no_processor() -> None:
     def read_used_s() -> float:
         return sum(int((task / "schedstat").read_text().split()[0]) for task in own) / 1e9
 
-    time.sleep(0.05)  # what they still wait, they wait awake
+    time.sleep(0.05)  # threads that still wait are awake for this long
     before_s, start_s = read_used_s(), time.perf_counter()
     time.sleep(0.4)
     assert read_used_s() - before_s < 0.01 * (time.perf_counter() - start_s)
@@ -87,7 +87,7 @@ def test_idle_threads_use_no_processor() -> None:
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no processor affinity on this system")
 @pytest.mark.parametrize("processors", [1, 2])
 def test_more_threads_than_processors_make_progress(processors: int) -> None:
-    """Two runtimes of four threads each, at once, on one or two processors: threads that wait give way."""
+    """Two runtimes of four threads each compute at once on one or two processors: waiting threads give way."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, set(sorted(allowed)[:processors]))  # of this thread, and so of those it starts
     try:
@@ -176,4 +176,4 @@ def test_the_interpreter_runs_while_kernels_do() -> None:
         multiply()
     stop.set()
     thread.join()
-    assert ticks > 40  # with the lock held there would be one per product
+    assert ticks > 40  # if the lock were held, there would be one per product

@@ -1,8 +1,8 @@
 """The native `sample` against its reference, rule by rule and at random, with equal bits everywhere.
 
-The two sum probabilities in different precision, so that a draw close to a border may fall on either side; what is
-compared then is the place of the token in the order of candidates, between the reference's draws a little to either
-side. `test_sample_reference.py` says what the rules mean.
+The two sum probabilities in different precision, so that a draw close to a border may fall on either side; then the
+token's rank among the candidates must lie between those of the reference's draws a little to either side.
+`test_sample_reference.py` says what the rules mean.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def draw_everywhere(logits: Floats, **fields: Any) -> SampleResult:
 
 
 def count_draws(ctx: Context, logits: Floats, **fields: Any) -> list[int]:
-    """How often each token is drawn by 1,000 equally spaced uniforms."""
+    """Count how often 1,000 evenly spaced uniforms draw each token."""
     rows = [make_row(uniform=(i + 0.5) / 1000, **fields) for i in range(1000)]
     drawn = [result.token_id for result in sample(ctx, np.tile(logits, (1000, 1)), rows)]
     counts: list[int] = np.bincount(drawn, minlength=len(logits)).tolist()
@@ -267,7 +267,7 @@ def test_row_has_the_same_result_alone_and_in_a_batch() -> None:
 
 
 def place_of(logits: Floats, row: SampleRow, token_id: int) -> int:
-    """Where the token stands among the candidates, best first."""
+    """Return the token's rank among the candidates, 0 for the best."""
     everything = replace(row, params=replace(row.params, mirostat=1, temperature=0), top_logprobs=len(logits))
     (result,) = sample(REFERENCE, logits[None], [everything])
     return [token.token_id for token in result.top].index(token_id)
@@ -319,7 +319,7 @@ def test_any_row_draws_as_the_reference(data: st.DataObject) -> None:
     )
     results = [sample(ctx, logits, [row]) for ctx in native_contexts()[::2]]
     assert all(result == results[0] for result in results)
-    if spread != 0.1 or vocabulary < 600:  # else hundreds of candidates stand within the slack of a border
+    if spread != 0.1 or vocabulary < 600:  # otherwise hundreds of candidates would lie within the slack of a border
         assert_near_reference(native_contexts()[0], logits, [row])
 
 

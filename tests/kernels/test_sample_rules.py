@@ -17,7 +17,7 @@ P = np.log(np.array([0.1, 0.4, 0.3, 0.2], np.float32))  # in order of probabilit
 
 
 def drawn(logits: NDArray[np.float32], **fields: Any) -> list[int]:
-    """How often each token is drawn by 1,000 equally spaced uniforms, in the reference; natively nearly as often."""
+    """Count how often each token is drawn by 1,000 even uniforms in the reference; native counts may differ by one."""
     rows = [make_row(uniform=(i + 0.5) / 1000, **{"temperature": 1.0, **fields}) for i in range(1000)]
     many = np.tile(logits, (1000, 1))
     contexts = (Context("reference"), native_contexts()[0])

@@ -1,4 +1,4 @@
-"""Factors, caps, sums and gates: `scale`, `add`, `gate_heads`, scales of norms, exact, with equal bits everywhere."""
+"""`scale`, `add`, `gate_heads` and scales of norms: exact, with equal bits everywhere."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def _bits(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def run_everywhere(operator: Callable[[Context], NDArray[Any]]) -> NDArray[Any]:
-    """What `operator` gives in every native context, which must be the same bits."""
+    """Return the result of `operator`, which must have the same bits in every native context."""
     contexts = native_contexts()
     expected = operator(contexts[0])
     for ctx in contexts[1:]:

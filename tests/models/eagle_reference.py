@@ -1,4 +1,4 @@
-"""EAGLE-3 heads in NumPy: random weights, and the logits of them, after vLLM's `llama_eagle3.py`."""
+"""EAGLE-3 heads in NumPy: random weights, and their logits, after vLLM's `llama_eagle3.py`."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def make_eagle(target: Mapping[str, Any], seed: int, **changes: Any) -> tuple[di
 
 
 def compute_eagle(config: Mapping[str, Any], weights: Weights, tokens: Floats, taps: Floats) -> tuple[Floats, Floats]:
-    """Logits (T, own vocabulary) and the states that a next guess begins with, of all pairs."""
+    """Return the logits (T, own vocabulary) of all pairs, and the states that a next guess begins with."""
     if "input_norm.weight" in weights:
         taps = _norm(config, taps, weights["input_norm.weight"])
     return run_layer(config, weights, tokens, taps @ weights["fc.weight"].T)
 
 
 def run_layer(config: Mapping[str, Any], weights: Weights, tokens: Floats, states: Floats) -> tuple[Floats, Floats]:
-    """The same of states that are fused already."""
+    """Compute the same from states that are already fused."""
     own = {name.removeprefix("midlayer."): values for name, values in weights.items()}
     normed = _norm(config, states, own["hidden_norm.weight"])
     joined = np.concatenate(

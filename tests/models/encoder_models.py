@@ -1,4 +1,4 @@
-"""Tiny random encoders out of their goldens, and a way to run them. `tools/make_encoder_goldens.py` wrote these."""
+"""Tiny random encoders from their goldens, which `tools/make_encoder_goldens.py` wrote, and a way to run them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def draw_weights(shapes: Mapping[str, Sequence[int]], seed: int) -> dict[str, Fl
 
 @dataclass(frozen=True)
 class Golden:
-    """A case: what the model is, its weights, one text, and the states (T, hidden) or the logits (1, labels) of it."""
+    """A case: a model, its weights, one text, and its states (T, hidden) or logits (1, labels)."""
 
     config: dict[str, Any]
     weights: dict[str, Floats]
@@ -51,7 +51,7 @@ class Golden:
 
     @property
     def ranks(self) -> bool:
-        """Whether the states are logits of labels."""
+        """True if the states are logits of labels."""
         return len(self.states) == 1
 
 
@@ -75,7 +75,7 @@ def run_texts(model: Decoder, texts: Sequence[Ints], types: Sequence[Ints] = (),
 
 
 def build(ctx: Context, golden: Golden, way: str = "folder", type_name: str = "f32") -> Decoder:
-    """The model of a golden, read as a folder, or by way of GGUF's metadata and names."""
+    """Build the model of a golden, read as a folder, or through GGUF's metadata and names."""
     from tiny_models import make_gguf, make_hf_tensors
 
     from mlxr.models import Decoder, model_from_folder, model_from_gguf
@@ -88,6 +88,6 @@ def build(ctx: Context, golden: Golden, way: str = "folder", type_name: str = "f
 
 
 def answer(model: Decoder, golden: Golden) -> Floats:
-    """What the golden has: states, or logits of labels."""
+    """Compute what the golden has: states, or logits of labels."""
     states = run_texts(model, [golden.tokens], [golden.types])
     return model.finish(states[0], ranks=True)[None] if golden.ranks else states

@@ -1,8 +1,8 @@
-"""Folders of tiny models, and of all that can draft for them, that guess alike: often right, and often wrong.
+"""Folders of tiny models, and of everything that drafts for them, that guess alike: often right, and often wrong.
 
-In each the likeliest token after another is its successor in a permutation of short cycles: the output's rows are the
-embeddings of the tokens before. What the layers add to the stream is made so large that it decides now and then. A
-draft model and heads know the same permutation, and their layers are others.
+In each the likeliest next token is the successor in a permutation of short cycles: a token's row of the output is the
+embedding of the token before it. The layers add so much to the stream that they decide now and then. A draft model and
+heads know the same permutation, but have other layers.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from random_model import Weights, make_head_weights, make_weights
 from tiny_models import read_golden
 
 CONTEXT = 160
-SHARPNESS = 0.2  # what logits are multiplied by: a token drawn at temperature 1 is the successor every other time
-NOISE = 0.6  # what the results of blocks are multiplied by
+SHARPNESS = 0.2  # factor of the logits: a token drawn at temperature 1 is the successor every other time
+NOISE = 0.6  # factor of the results of blocks
 CYCLE = 7
 BLOCK_ENDS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "experts.down_proj")
 
 
 def make_successors(vocabulary: int) -> np.ndarray:
-    """The token that follows each: cycles of tokens that chance puts together."""
+    """Return the token that follows each: random cycles of tokens."""
     order = np.random.RandomState(3).permutation(vocabulary)
     following = np.empty(vocabulary, np.int64)
     for start in range(0, vocabulary, CYCLE):
@@ -37,7 +37,7 @@ def make_successors(vocabulary: int) -> np.ndarray:
 
 
 def follow(weights: Weights, table: np.ndarray, outputs: tuple[str, ...], steps: int = 1) -> None:
-    """Give `outputs` the rows with which the embedding of a token has the one `steps` behind it as the likeliest."""
+    """Set `outputs` so that after each token the one `steps` further in its cycle is the likeliest."""
     following = make_successors(len(table))
     rows = np.empty_like(table)
     target = np.arange(len(table))
@@ -52,7 +52,7 @@ def follow(weights: Weights, table: np.ndarray, outputs: tuple[str, ...], steps:
 
 
 def make_target(folder: Path, case: str) -> Path:
-    """A model of a golden case that has a layer which drafts in its folder."""
+    """Write the model of a golden case that has a draft layer in its folder."""
     folder.mkdir()
     config, seed, _, _ = read_golden(case)
     config |= {

@@ -1,8 +1,8 @@
-"""Tiny models of families that only GGUF files are known of: metadata and tensors, stated without any of mlxr's code.
+"""Tiny models of families that are known only from GGUF files: metadata and tensors, without any of mlxr's code.
 
-A model is a row of MODELS: what its metadata say besides the sizes, and the tensors of its layers in a short form. The
-weights follow from the name. tests/peers writes them into files for llama.cpp, with `gguf`'s own writer, and keeps the
-logits that llama.cpp has for them in gguf_goldens/.
+A model is a row of MODELS: its metadata besides the sizes, and the tensors of its layers in a short form. The weights
+follow from the name. tests/peers writes them into files for llama.cpp, with `gguf`'s own writer, and keeps llama.cpp's
+logits for them in gguf_goldens/.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Tiny:
-    """A model: the tensors of a layer, what the metadata say, and sizes that are not the usual ones.
+    """A model: the tensors of a layer, the metadata, and unusual sizes.
 
-    Behind a name `+` stands for a bias, `!` for no `.weight` behind the name, `*2` for twice as many rows, and `*h` for
-    a row for each head.
+    After a name `+` stands for a bias, `!` for no `.weight` after the name, `*2` for twice as many rows, and `*h` for a
+    row for each head.
     """
 
     layer: str
     metadata: Mapping[str, Any]
     ends: str = "output_norm output"
     layers: int = 4
-    kv_heads: int | None = None  # where there is but one number
-    first: str = ""  # the tensors of the first layer, where it has others
+    kv_heads: int | None = None  # if there is one number for all layers
+    first: str = ""  # the tensors of the first layer, if it has others
     by_layer: bool = False  # heads and features differ by layer
-    step: int = 0  # of so many layers all but the last have those of the first one
-    head_list: tuple[int, ...] = ()  # heads of each layer, where they differ
-    kv_list: tuple[int, ...] = ()  # and those of keys
-    value_dim: int = 0  # where it is another than that of a key, as a part of sixteen
+    step: int = 0  # of so many layers in a row, all but the last have the tensors of the first one
+    head_list: tuple[int, ...] = ()  # heads of each layer, if they differ
+    kv_list: tuple[int, ...] = ()  # and heads of keys
+    value_dim: int = 0  # in sixteenths of a key's, if it differs from that
 
 
 RMS, LAYER = {"attention.layer_norm_rms_epsilon": 1e-5}, {"attention.layer_norm_epsilon": 1e-5}
@@ -216,7 +216,7 @@ MODELS: dict[str, Tiny] = {
 
 
 def make(name: str, sizes: Sizes = Sizes()) -> tuple[dict[str, Any], Arrays]:
-    """The metadata of a model, without the prefix of its architecture, and its tensors by GGUF's names."""
+    """Return a model's metadata, without the prefix of its architecture, and its tensors by GGUF's names."""
     tiny, random = MODELS[name], np.random.RandomState(zlib.crc32(name.encode()))
     layers = tiny.layers if tiny.layers != Tiny.layers else sizes.layers
     heads, widths = [sizes.heads] * layers, [sizes.ffn] * layers

@@ -1,4 +1,4 @@
-"""Tiny models that hear, with weights and a sound from a seed, and what `transformers` makes of them."""
+"""Tiny models that hear, with weights and a sound from a seed, and the results of `transformers` for them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write_wav(samples: NDArray[np.float32], rate: int = 16_000, channels: int = 
 
 
 def read_hearing(case: str) -> tuple[Golden, NDArray[np.float32]]:
-    """A case, with one picture, the rows of the sound and the logits, and the frames of the sound."""
+    """Read a case with one picture, the rows of the sound, the logits, and the frames of the sound."""
     stated = json.loads((GOLDENS / f"{case}.json").read_text())
     with np.load(GOLDENS / f"{case}.npz") as stored:
         own = {"pixels": [stored["pixels"]], "rows": stored["rows"], "logits": stored["logits"]}

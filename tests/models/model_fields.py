@@ -1,4 +1,4 @@
-"""What a model has, by one word for each thing, whichever layers have it: to look at, and to change for a test."""
+"""The parts of a model, each under one word, whichever layers have it: to look at, and to change for a test."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def list_windows(model: Model) -> tuple[int | None, ...]:
 
 
 def look(model: Model, name: str) -> Any:
-    """What the model, or the first of its layers that has such a thing, has under a name."""
+    """Return a named part of the model, or of the first of its layers that has such a part."""
     if name in OF_MODEL:
         return getattr(model, name)
     attention, block = model.attention, find_block(model)
@@ -82,7 +82,7 @@ def look(model: Model, name: str) -> Any:
 
 
 def change(model: Model, changes: dict[str, Any]) -> Model:
-    """The model with other things in all of the layers that have them."""
+    """Return the model with other parts in all of the layers that have them."""
     for name, value in changes.items():
         if name in OF_MODEL:
             model = replace(model, **{name: value})
@@ -116,7 +116,7 @@ def _change_layer(model: Model, at: int, name: str, value: Any) -> Layer:
     layer = model.layers[at]
 
     def turn(attention: Attention) -> Attention:
-        """Rotations of layers with windows are changed alone, where they are others."""
+        """If layers with windows have rotations of their own, only those change."""
         rope = attention.rope
         is_own = attention.window is not None and not rope.has_factors
         if name == "window_rope_theta":

@@ -1,4 +1,4 @@
-"""Drafts for a model whose answers are known: right up to a place that chance chooses, as long as there is room."""
+"""Drafts for a model whose answers are known: right up to a random place, as long as there is room."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MOST_TOKENS = 6
 
 
 class Oracle:
-    """Goes on as one of the `texts` that begin like `tokens`, a list that grows."""
+    """Continues as one of the `texts` that begin like `tokens`, a list that grows."""
 
     def __init__(self, tokens: list[int], texts: Iterable[list[int]]) -> None:
         self._tokens = tokens
         self._texts = [text for text in texts if text[: len(tokens)] == tokens]
 
     def add(self, token_id: int) -> None:
-        """The list has it already."""
+        """Nothing to add: the list already has the token."""
 
     def is_due(self) -> bool:
         return True
@@ -36,7 +36,7 @@ class Oracle:
         return [1.0] * tokens
 
     def release(self, *, has_ended: bool) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
 
 class EagerPlanner(Planner):
@@ -52,13 +52,13 @@ class EagerPlanner(Planner):
 
 
 def draft_by_oracle(engine: Engine, texts: list[list[int]]) -> None:
-    """All answers of the engine have drafts from now on; `texts` are prompts with their answers, and may grow."""
+    """Let all answers of the engine have drafts from now on; `texts` are prompts with their answers, and may grow."""
     engine._planner = engine._scheduler._drafts = EagerPlanner(MOST_TOKENS)
     engine._admission.open_drafter = lambda tokens, _: Oracle(tokens, texts)
 
 
 def draft_eagerly(engine: Engine, most_tokens: int) -> Engine:
-    """The engine, whose answers have all drafts from now on that there is room for, whatever they cost."""
+    """Make the engine draft for all answers as much as there is room for, at any cost; return it."""
     planner = engine._planner
     assert planner is not None
     eager = EagerPlanner(most_tokens, planner.model)

@@ -25,7 +25,7 @@ from mlxr.models.weights import expected_tensors
 Weights = dict[str, NDArray[np.float32]]
 Config = Mapping[str, Any]
 
-# What folders call modules that others call otherwise, by `model_type`.
+# Names of modules in folders that differ from the usual ones, by `model_type`.
 _MODULES = {
     **{kind: {"ffn_up": "mlp.gate_up_proj"} for kind in ("glm", "glm4", "phi3")},
     **{kind: {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"} for kind in ("gpt2", "gpt_bigcode", "starcoder2")},
@@ -42,10 +42,10 @@ _IN_MIXTURES = re.compile(r"(ffn_gate_inp|ffn_\w+_(sh)?exps?|exp_probs_b)\b")  #
 
 
 def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """Every tensor a model folder with this configuration has.
+    """Return every tensor that a model folder with this configuration has.
 
-    Most are those of the model that the configuration states, by the names of folders; transformers refuses what it has
-    otherwise when it computes the golden logits.
+    Most are those of the model that the configuration states, by the names of folders. If they were wrong, transformers
+    would refuse the folder when it computes the golden logits.
     """
     kind, table = config["model_type"], (config["vocab_size"], config.get("hidden_size"))
     for start, list_others in _OTHERS.items():
@@ -116,7 +116,7 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-# What GGUF has other names for, by golden cases with the same layers.
+# GGUF's other names, by golden cases with the same layers.
 RELATIVES = {
     "baichuan": "llama-mha",
     "bailingmoe": "deepseek",
@@ -134,7 +134,7 @@ RELATIVES = {
 
 
 def give_name(monkeypatch: Any, model_type: str, name: str) -> None:
-    """Have folders of this `model_type` be files of the architecture `name`."""
+    """Convert folders of this `model_type` to files of the architecture `name`."""
 
     def state(c: Any, of_folder: Any) -> None:
         of_folder(c)
@@ -156,7 +156,7 @@ def give_name(monkeypatch: Any, model_type: str, name: str) -> None:
 
 
 def count_experts(config: Config) -> int:
-    """How many experts a layer with a mixture has; 0 if none has one."""
+    """Return how many experts a layer with a mixture has; 0 if none has one."""
     config = {**config, **config.get("ffn_config", {})}
     return next(
         (
@@ -219,7 +219,8 @@ def _list_qwen35(config: Config) -> dict[str, tuple[int, ...]]:
 
 def _list_qwen4(config: Config) -> dict[str, tuple[int, ...]]:
     """All tensors of a Qwen3.8-Flash-Next but the table of embeddings: those of a Qwen3.5 without its norms of the
-    stream, and what its residual streams have."""
+    stream, and those of its residual streams.
+    """
     hidden, wide, rank = config["hidden_size"], config["hc_count"] * config["hidden_size"], config["hc_lowrank"]
     norms = ("input_layernorm.weight", "post_attention_layernorm.weight", "model.norm.weight")
     shapes = {name: shape for name, shape in _list_qwen35(config).items() if not name.endswith(norms)}
@@ -414,7 +415,7 @@ def _list_nemotron_experts(config: Config, hidden: int) -> dict[str, tuple[int, 
 
 
 def has_experts(config: Config, index: int) -> bool:
-    """Whether a layer has a mixture of experts."""
+    """Return True if a layer has a mixture of experts."""
     if not count_experts(config) or index < config.get("first_k_dense_replace", config.get("num_dense_layers", 0)):
         return False
     if "mlp_layer_types" in config:
@@ -563,7 +564,7 @@ def _make_all(config: Config, shapes: Mapping[str, tuple[int, ...]], seed: int) 
 
 
 def make_head_weights(config: Config, seed: int) -> Weights:
-    """The layer that drafts of such a model, as one more layer, or apart from the others in Qwen3.5's files."""
+    """Make the draft layer of such a model, as one more layer, or apart from the others as in Qwen3.5's files."""
     shapes = make_shapes(config)
     last = max(name.split(".self_attn.")[0] for name in shapes if ".self_attn.q_proj." in name)
     hidden, table = config["hidden_size"], (config["vocab_size"], config["hidden_size"])

@@ -1,5 +1,6 @@
-"""Low-rank adapters: the logits of a model with an adapter are those of one whose weights have it merged in, and an
-answer has the same bits whatever runs beside it."""
+"""Low-rank adapters: a model with an adapter has the logits of one with the adapter merged into its weights, and an
+answer has the same bits whatever runs beside it.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +129,8 @@ def open_schedule(
 @pytest.mark.parametrize("schedule", range(6))
 def test_an_answer_has_the_same_bits_whatever_runs_beside_it(schedule: int, case: str, tmp_path: Path) -> None:
     """Prompts that begin alike, with and without adapters, cut at random, on other threads and instruction sets, from
-    pages that earlier answers left: each as it is alone, on one thread, without the cache."""
+    pages that earlier answers left: each equals the answer alone, on one thread, without the cache.
+    """
     chance = random.Random(schedule)
     isas = load_native().available_isas()
     base, adapters = open_schedule(case, 1, None, tmp_path, random.Random(0))
@@ -266,7 +268,7 @@ def test_broken_adapters_end_in_one_line(harm: str, tmp_path: Path) -> None:
 
 
 def test_adapters_of_an_open_model_come_and_go(tmp_path: Path) -> None:
-    """By the front door: chosen by name for each prompt, bounded in memory, unloaded while the model stays."""
+    """Chosen by name for each prompt, bounded in memory, unloaded while the model stays."""
     with LLM("demo", device="cpu", threads=2, adapter_bytes=1 << 22) as llm:
         names = ("blk.0.attn_q.weight", "blk.1.ffn_down.weight", "blk.1.attn_output.weight")
         with open_gguf(ASSETS / "demo.gguf") as base:

@@ -1,4 +1,4 @@
-"""Configurations out of GGUF metadata and config.json: what is understood, and what is refused by name."""
+"""Configurations from GGUF metadata and config.json: what is understood, and what is refused by name."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ PHI: dict[str, Any] = TINYLLAMA_HF | {
     "rope_scaling": LONGROPE,
     "sliding_window": 2047,
 }
-FACTOR = float(np.float32(1.5 / yarn_attention_factor(4.0))) * yarn_attention_factor(4.0)  # 1.5 as files keep it
+FACTOR = float(np.float32(1.5 / yarn_attention_factor(4.0))) * yarn_attention_factor(4.0)  # 1.5 in files' precision
 NAMES = frozenset({"token_embd.weight", "output.weight", "output_norm.weight"})
 TINYLLAMA_LAYER = Layer(
     Attention(32, 4, 64, scale=0.125, rope=Rope(10000.0, 64, interleaved=True)),
@@ -87,9 +87,9 @@ TINYLLAMA_LAYER = Layer(
 TINYLLAMA = Model("llama", (TINYLLAMA_LAYER,) * 22, 2048, 32000, 2048, interleaved_dim=64)
 NOT_IN_GGUF = (  # which need keys of our own
     *("llama-bias-gelu", "llama-yarn-mscale", "gemma3-scale"),
-    *("falcon", "gptneox", "mpt", "mpt-clamped"),  # whose activation GGUF has no key for
-    "qwen4exp",  # how many rows its table has only the table says
-    *("falcon-mamba", "gemma3n"),  # whose eps, and whose rank, are not those of the published models
+    *("falcon", "gptneox", "mpt", "mpt-clamped"),  # GGUF has no key for their activation
+    "qwen4exp",  # only the table itself says how many rows it has
+    *("falcon-mamba", "gemma3n"),  # one's eps and the other's rank are not the published models'
 )
 
 
@@ -100,7 +100,7 @@ def test_tinyllama_is_the_same_from_both() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_files_of_other_writers_say_the_same(case: str) -> None:
-    """Without our own keys the names of a file's tensors tell, unless they cannot: then the model is another one."""
+    """Without our own keys the names of a file's tensors decide; where they cannot, the model is another one."""
     fields = json.loads((GOLDENS / case / "config.json").read_text())
     stated, config = read_folder(fields), model_from_folder(fields)
     plain = {key: value for key, value in stated.values.items() if not key.startswith(OWN)}
@@ -136,7 +136,7 @@ def test_what_gguf_cannot_state_has_keys_of_our_own(changes: dict[str, Any], key
 
 @pytest.mark.parametrize("factor", [1.0, 8.0])
 def test_proportional_rotations_are_factors_of_which_most_leave_nothing(factor: float) -> None:
-    """The first pairs turn as those of the whole head would."""
+    """The first pairs turn as those of a wholly rotated head would; the factors of the others stop them."""
     stated = read_folder(TINYLLAMA_HF | {"rope_scaling": PROPORTIONAL | {"factor": factor}})
     assert stated.values["llama.rope.dimension_count"] == 64
     assert stated.vectors[ROPE_FACTORS] == [factor] * 8 + [1e30] * 24
@@ -362,14 +362,14 @@ def test_gguf_yarn_multiplies_the_recommended_factor() -> None:
 
 
 def test_command_r_states_its_context_twice() -> None:
-    """The published models say 8192 positions, and what they were made for in another field."""
+    """The published models say 8192 positions, and state the context that they were made for in another field."""
     config = read_golden("cohere")[0]
     assert model_from_folder(config).context_length == 128
     assert model_from_folder(config | {"model_max_length": 131072}).context_length == 131072
 
 
 def test_stablelm_with_two_norms_in_a_layer_has_blocks_in_a_row() -> None:
-    """Converters state a parallel residual for every StableLM whose configuration says nothing of it."""
+    """Converters state a parallel residual for every StableLM whose configuration says nothing about it."""
     metadata = read_folder(read_golden("stablelm")[0]).values | {"stablelm.use_parallel_residual": True}
     del metadata[f"{OWN}parallel_blocks"]
     assert not model_from_gguf(metadata, {"blk.0.ffn_norm.weight": None}).layers[0].is_parallel  # type: ignore
@@ -402,7 +402,7 @@ def test_what_other_families_have_is_refused_by_name(case: str, key: str, messag
 
 
 def test_the_part_for_text_is_what_counts() -> None:
-    """Errors name keys as the file has them; quantisation and tied embeddings are stated outside."""
+    """Errors name keys as the file spells them; quantisation and tied embeddings are stated outside the part."""
     outer = {"model_type": "mistral3", "text_config": read_golden("ministral3")[0]}
     assert not model_from_folder(outer).is_tied
     assert model_from_folder(outer | {"tie_word_embeddings": True}).is_tied

@@ -1,4 +1,4 @@
-"""The decoder: what it checks before it reads, how it loads, what one forward step runs."""
+"""The decoder: its checks before it reads, its loading, and the operators of one forward step."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Text with drafts is text without, byte for byte, by whoever drafts, whatever is asked for and whatever else runs.
+"""Text with drafts equals text without, byte for byte, whatever drafts, whatever is asked and whatever else runs.
 
-Random requests to tiny models with all that users run: files, tokenizer, chat template, grammars, stop strings,
-adapters. They come at random to an engine with a small cache that drafts as much as there is room for, lose their
-pages, are given up and asked again. Each answer must be the one that is given alone, without drafts.
+Random requests go to tiny models with all parts that users run: files, tokenizer, chat template, grammars, stop
+strings, adapters. They come at random to an engine with a small cache that drafts as much as there is room for; they
+lose their pages, are cancelled and asked again. Each answer must equal the one that is given alone, without drafts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from mlxr.service.streams import Completion, fold_events
 
 TARGETS = ("qwen35", "glm4moe")  # with recurrent layers, and without
 DRAFTERS = ("ngram", "draft model", "mtp", "eagle")
-REQUESTS = 300 // len(TARGETS)  # to each of them, for each that drafts
+REQUESTS = 300 // len(TARGETS)  # to each of them, for each source of drafts
 MOST_TOKENS = 24  # of one answer
 EACH = 25  # requests to one engine
 TEXT = "the quick brown fox jumps over the lazy dog and then it sleeps for a while in the warm sun of the garden "
@@ -49,17 +49,17 @@ GRAMMARS = (Grammar("json_schema", SCHEMA), Grammar("json_object"), Grammar("reg
 ADAPTERS = ("one", "two")
 UPDATED = ("model.layers.0.mlp.", "model.layers.1.self_attn.")  # the weights that adapters update
 Request = TextRequest | ChatRequest
-Answer = list[tuple[Any, ...]]  # of each of its choices, all that must be equal
+Answer = list[tuple[Any, ...]]  # for each of its choices, all that must be equal
 
 
 @dataclass(frozen=True)
 class Made:
-    """A model that answers, with its adapters, and what to call those that draft for it."""
+    """A model that answers, its adapters, and a name for each source of drafts."""
 
     path: Path
     drafts: dict[str, str]
     requests: list[Request]
-    predictions: list[list[int]]  # that the requests bring; empty for none
+    predictions: list[list[int]]  # of the requests; empty for none
     expected: list[Answer]
 
     @property
@@ -68,7 +68,7 @@ class Made:
         return max(prompt for answer in self.expected for *_, prompt in answer) + MOST_TOKENS
 
     def open(self, drafter: str) -> tuple[LoadedModel, Adapters]:
-        """With whoever drafts."""
+        """Open the model with a source of drafts."""
         loaded = open_model(self.path, make_settings(self.drafts[drafter]), needs_draft=True)
         return loaded, load_adapters(loaded, self.path)
 
@@ -115,7 +115,7 @@ def draw_request(chance: random.Random) -> Request:
 
 
 def predict(chance: random.Random, answer: Answer) -> list[int]:
-    """Return what the answer will be, with changes in some places, for half of the requests."""
+    """Return the right answer, with changes in some places, for half of the requests."""
     if chance.random() < 0.5:
         return []
     expected = [token_id for token_id in answer[0][1] if chance.random() < 0.9]
@@ -124,7 +124,7 @@ def predict(chance: random.Random, answer: Answer) -> list[int]:
 
 
 def describe(completion: Completion) -> Answer:
-    """All that must be equal: everything but where the tokens came from and how long they took."""
+    """Return all that must be equal: everything but the source of tokens and the times."""
     return [
         (one.text, one.token_ids, one.finish_reason, one.tokens, one.stop, one.error, one.usage.prompt_tokens)
         for one in completion.choices
@@ -132,7 +132,7 @@ def describe(completion: Completion) -> Answer:
 
 
 def answer_alone(path: Path, requests: list[Request]) -> list[Answer]:
-    """One after the other, without drafts, on one thread, with a cache that keeps nothing."""
+    """Answer one after the other, without drafts, on one thread, with a cache that keeps nothing."""
     settings = make_settings("off", kv_cache="simple")
     with open_model(path, settings) as loaded:
         session = SteppedSession(loaded, build_engine(loaded, settings), load_adapters(loaded, path))
@@ -156,20 +156,20 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 class Schedule:
-    """Requests that come to one session at random; `counts` what happened to them."""
+    """Requests that come to one session at random; `counts` counts what happened to them."""
 
     def __init__(
         self, chance: random.Random, made: Made, numbers: list[int], engine: Engine, session: SteppedSession
     ) -> None:
         self._chance, self._made, self._engine, self._session = chance, made, engine, session
         self._waiting, self._given_up = list(numbers), set[int]()
-        # Of every second request the stream is closed after so many events, and the request is asked again.
+        # The stream of every second request is closed after so many events, and the request is asked again.
         self._closes_after = {number: chance.randint(2, 12) for number in numbers[::2]}
         self._open: dict[int, tuple[SteppedStream, list[Event]]] = {}
         self.counts: Counter[str] = Counter()
 
     def run(self) -> None:
-        """Until all are answered."""
+        """Run until all are answered."""
         chance, scheduler = self._chance, self._engine._scheduler
         while self._waiting or self._open:
             if self._waiting and (not self._open or (len(self._open) < 8 and chance.random() < 0.3)):
@@ -212,7 +212,7 @@ class Schedule:
 
 
 def open_small(loaded: LoadedModel, settings: Settings, tokens: int) -> Engine:
-    """An engine with a cache that is hardly larger than one answer of so many tokens, its prompt included, needs."""
+    """Open an engine whose cache is hardly larger than one answer of so many tokens needs, its prompt included."""
     for arena_bytes in range(50_000, 2**24, 50_000):
         with suppress(SettingError):  # not even one page
             engine = build_engine(loaded, replace(settings, arena_bytes=arena_bytes))
@@ -223,7 +223,7 @@ def open_small(loaded: LoadedModel, settings: Settings, tokens: int) -> Engine:
 
 
 def open_sessions(chance: random.Random, made: Made, drafter: str) -> Iterator[tuple[Engine, SteppedSession]]:
-    """Of one model, one after the other; each engine has a small cache of another form."""
+    """Open engines of one model, one after the other; each has a small cache of another form."""
     loaded, adapters = made.open(drafter)
     with loaded:
         while True:
@@ -242,7 +242,7 @@ def open_sessions(chance: random.Random, made: Made, drafter: str) -> Iterator[t
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_text_with_drafts_is_text_without(made: Made, drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And all that could have made it differ happened. Models and heads guess alone, or beside the text itself."""
+    """All that could make it differ must have happened. Models and heads guess alone, or beside the text itself."""
     chance, counts = random.Random(drafter), Counter[str]()
     numbers = list(range(len(made.requests)))
     chance.shuffle(numbers)

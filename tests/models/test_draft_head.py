@@ -1,4 +1,4 @@
-"""The layer that drafts of a model's file: its logits are those of `transformers`, and do not depend on the batch."""
+"""The draft layer of a model's file: its logits are those of `transformers`, and do not depend on the batch."""
 
 from __future__ import annotations
 

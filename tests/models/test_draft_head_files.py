@@ -1,4 +1,4 @@
-"""Files with a layer that drafts, from a folder to GGUF, and what commands and engines make of them."""
+"""Files with a draft layer, from a folder to GGUF, and their use by commands and engines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Weights = dict[str, np.ndarray]
 
 
 def make_folder(folder: Path, case: str, change: Callable[[Weights], None] = lambda _: None) -> Path:
-    """A folder of a golden model with a layer that drafts, and a tokenizer."""
+    """Make a folder of a golden model with a draft layer, and a tokenizer."""
     folder.mkdir()
     config, seed, _, _ = read_golden(case)
     config = {
@@ -60,7 +60,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 
 def test_the_layer_goes_along_to_gguf(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Under llama.cpp's names, as one more block; its logits stay what they are."""
+    """It becomes one more block, under llama.cpp's names; its logits stay the same."""
     out = tmp_path / "out.gguf"
     run(capsys, "convert", made, out, "--type", "f32")
     with open_gguf(out) as file:

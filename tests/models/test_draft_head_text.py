@@ -1,4 +1,4 @@
-"""Text with a layer that drafts is text without, to the bit, in any batch; one that predicts well is often right."""
+"""Text with a draft layer equals text without, to the bit, in any batch; a layer that predicts well is often right."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def collect(events: list[TokenEvent]) -> Answers:
 
 
 def answer_alone(case: str, prompt: tuple[int, ...], params: SamplingParams) -> Answers:
-    """Without drafts, by an engine that keeps all positions in one page for each sequence."""
+    """Answer without drafts, with an engine that keeps all positions in one page for each sequence."""
     model, _ = build(case)
     with closing(open_engine(model, model.ctx, kv_cache="simple", kv_type="f32", pages=5, draft="off")) as engine:
         engine.submit(EngineRequest(prompt, params))
@@ -107,7 +107,7 @@ def test_text_is_the_same_whatever_happens_to_pages_and_states(case: str) -> Non
 
 
 def run_schedule(chance: random.Random, case: str, head: HeadModel | None = None) -> int:
-    """Ask, share and preempt at random, and compare each answer with the one given alone; tokens that were drafted."""
+    """Ask, share and preempt at random, and compare each answer with the one alone; count the drafted tokens."""
     page_size, chunk_tokens = chance.choice([5, 16, 32]), chance.choice([3, 40, 200])
     least_pages = -(-LONGEST // page_size) + 3
     engine = make_engine(
@@ -147,10 +147,10 @@ def run_schedule(chance: random.Random, case: str, head: HeadModel | None = None
 
 
 def make_cyclic(case: str) -> Pair:
-    """A model whose next token follows from the last one alone, in a cycle of all, and a head that knows how.
+    """Make a model whose next token follows from the last one alone, in a cycle of all, and a head that knows how.
 
-    No block adds anything to the stream: logits are the products of the embedding and of rows of the output that are
-    those of the embeddings, each one place further. The head passes the token's embedding on, and not the state.
+    No block adds anything to the stream: logits are products of the embedding and the rows of the output, which are the
+    embeddings, each one place further. The head passes on the token's embedding, not the state.
     """
     config, seed, _, _ = read_golden(case)
     weights = make_weights(config, seed) | make_head_weights(config, seed)
@@ -197,7 +197,7 @@ def test_a_head_that_predicts_well_is_accepted(case: str) -> None:
 
 
 def test_a_head_that_predicts_badly_is_seldom_accepted() -> None:
-    """So the test above can fail: with the state in the token's place the head is always one behind."""
+    """This shows that the test above can fail: with the state in the token's place the head is always one behind."""
     model, _ = make_cyclic("qwen35")
     config, seed, _, _ = read_golden("qwen35")
     hidden = config["hidden_size"]

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads: their logits are those of a reference in NumPy, and text with them is text without, to the bit."""
+"""EAGLE-3 heads: their logits are those of a reference in NumPy, and text with them equals text without, to the bit."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def build_eagle(model: Decoder, case: str, **changes: Any) -> tuple[dict[str, An
 @pytest.mark.parametrize("taps", [(1, 2, 3), (0, 2), (2, 2)])
 @pytest.mark.parametrize("device", ["cpu", "reference"])
 def test_a_tap_is_what_a_model_of_fewer_layers_gives(case: str, taps: tuple[int, ...], device: str) -> None:
-    """And a look between the layers changes no bit of what comes out at the end."""
+    """Reading the states between layers changes no bit of the result."""
     config, _, tokens, _ = read_golden(case)
     model = build_case(case, device)
     whole = model.forward_hidden((run := TinyRun(model)).append({0: tokens}), run.arena)
@@ -94,7 +94,7 @@ def test_a_tap_before_a_layer_is_the_stream_of_a_shorter_model() -> None:
 )
 @pytest.mark.parametrize("chunk_tokens", [7, 100])
 def test_the_head_is_that_of_the_reference(changes: Mapping[str, Any], chunk_tokens: int) -> None:
-    """And goes on with what left its layer, in place of the model's state."""
+    """It also continues from the result of its own layer, in place of the model's state."""
     _, _, tokens, _ = read_golden("qwen35")
     model = build_case("qwen35", "reference")
     config, weights, head = build_eagle(model, "qwen35", **changes)

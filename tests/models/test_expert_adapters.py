@@ -44,7 +44,7 @@ def write_experts(folder: Path, case: str = "qwen3moe") -> dict[tuple[str, str, 
 
 
 def stack_peft(folder: Path, stacks: dict[tuple[str, str, str], np.ndarray], *, turned: bool = False) -> Arrays:
-    """The same as PEFT has it for parameters: of gate and up in one pair of twice the rank, and of down."""
+    """Stack the same as PEFT does for parameters: gate and up in one pair of twice the rank, and down."""
     tensors: Arrays = {}
     for block in {key[0] for key in stacks}:
         a, b = ({part: stacks[block, part, side] for part in PARTS} for side in "AB")
@@ -82,7 +82,7 @@ def write_adapter(path: Path, tensors: Arrays) -> Path:
 
 
 def stack_gguf(path: Path, stacks: dict[tuple[str, str, str], np.ndarray]) -> Path:
-    """The same as llama.cpp has it."""
+    """Stack the same as llama.cpp does."""
     tensors = {}
     for (block, part, side), values in stacks.items():
         layer = block.split(".")[2]

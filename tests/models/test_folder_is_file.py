@@ -22,7 +22,7 @@ from mlxr.loading import load, open_source
 from mlxr.model_files.files import Contents, read_contents
 
 WITH_HEADS = ("qwen35", "qwen35moe", "glm4moe")  # which have a layer that drafts
-# What a tiny folder says besides its golden case, in words that GGUF has no keys for.
+# Fields of a tiny folder besides its golden case, for which GGUF has no keys.
 CHANGES: dict[str, dict[str, Any]] = {
     "smollm3": {"no_rope_layers": [0, 1, 1, 1, 0]},
     "exaone4": {"layer_types": ["full_attention"] * 5},  # with a window, so none of them rotates

@@ -1,4 +1,4 @@
-"""What a token reads of a model: the numbers of its file, of its layers, and of experts that several tokens share."""
+"""The bytes of a model that a token reads: of its file, of its layers, and of experts that several tokens share."""
 
 from __future__ import annotations
 

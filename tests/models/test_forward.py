@@ -1,4 +1,4 @@
-"""A whole step in one native call: the bits and the counts of its operators one by one, and what is refused."""
+"""A whole step in one native call: the bits and the counts of its operators one by one, and refusals."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Families that only GGUF files are known of: logits of tiny models against those of llama.cpp, which
-tests/peers/test_gguf_files.py keeps."""
+"""Families that are known only from GGUF files: logits of tiny models against llama.cpp's, which
+tests/peers/test_gguf_files.py keeps.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from mlxr.kernels.context import Context
 
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_llamacpp(name: str) -> None:
-    """The activation of those without a gate comes from a table of f16 there."""
+    """llama.cpp computes activations without a gate by a table of f16."""
     golden = np.load(GOLDENS / f"{name}.npy")
     tokens = np.array(make_tokens(name), np.int32)
     logits = TinyRun(build(Context("reference"), name), longest=64).run(tokens)

@@ -60,7 +60,7 @@ def test_other_names_of_the_same_layers(name: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_layers_of_deci_may_lack_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without attention a layer is one whose attention adds nothing, and so it is without a feed-forward block."""
+    """A layer without attention is one whose attention adds nothing; the same holds without a feed-forward block."""
     config, seed, tokens, _ = read_golden("llama-llama3")
     weights = make_weights(config, seed)
     for name in ("model.layers.0.mlp.down_proj.weight", "model.layers.1.self_attn.o_proj.weight"):
@@ -479,7 +479,7 @@ def test_goldens_see_each_multiplier(change: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("case", ["llama-ntk", "llama-llama3", "exaone4-full", "gemma4", "gemma4-values"])
 def test_goldens_see_how_files_stretch_rotations(case: str) -> None:
-    """By another base, or by a tensor of factors."""
+    """They use another base, or a tensor of factors."""
     config, seed, tokens, golden = read_golden(case)
     change: dict[str, Any] = {"rope_scaling": None}
     if case.startswith("gemma4"):
@@ -491,7 +491,7 @@ def test_goldens_see_how_files_stretch_rotations(case: str) -> None:
 
 
 def test_folders_of_falcon_that_mlx_wrote_are_refused() -> None:
-    """Whose convolutions have their channels last, and whose weights are multiplied by some of the numbers."""
+    """Their convolutions have the channels last, and their weights include factors of the configuration."""
     config, seed, _, _ = read_golden("falcon-h1")
     weights, name = make_weights(config, seed), "model.layers.1.mamba.conv1d.weight"
     weights[name] = np.ascontiguousarray(weights[name].swapaxes(1, 2))
@@ -500,7 +500,7 @@ def test_folders_of_falcon_that_mlx_wrote_are_refused() -> None:
 
 
 def test_qwen3_next_reads_files_with_all_inputs_in_one_tensor() -> None:
-    """Old GGUF files keep what folders keep; a tensor of other sizes is named."""
+    """Old GGUF files keep the inputs as folders do; a tensor of another size is refused by name."""
     config, seed, tokens, golden = read_golden("qwen3next")
     weights = make_weights(config, seed)
     metadata, tensors = make_gguf(weights, config)
@@ -519,7 +519,7 @@ def test_qwen3_next_reads_files_with_all_inputs_in_one_tensor() -> None:
 
 @pytest.mark.parametrize("type_name", ["bf16", "f16", "q8_0"])
 def test_weights_that_are_multiplied_keep_their_type(type_name: str) -> None:
-    """Types of blocks become f32; what floats lose is less than half of the last bit."""
+    """Types of blocks become f32; floats lose less than half of the last bit."""
     config, seed, _, _ = read_golden("falcon-h1")
     weights = make_weights(config, seed)
     unit = {key: 1.0 for key in config if key.endswith("_multiplier")} | {"mlp_multipliers": None}
@@ -601,7 +601,7 @@ def test_goldens_see_how_heads_are_normed(case: str, change: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("case", ["gemma4", "gemma4-values", "gemma4-shared"])
 def test_queries_keys_and_values_may_be_one_tensor(case: str) -> None:
-    """Of Gemma 4, of whose layers some have no values and some queries alone."""
+    """Some layers of Gemma 4 have no values, and some have queries alone."""
     config, seed, tokens, golden = read_golden(case)
     metadata, tensors = make_gguf(make_weights(config, seed), config)
     for index in range(config["num_hidden_layers"]):
@@ -616,7 +616,7 @@ def test_queries_keys_and_values_may_be_one_tensor(case: str) -> None:
     "change", [{"table_scale": 1.0}, {"scale": 1.0}, {"eps": 0.02}, {"activation": "silu"}, {"features": 16}, None]
 )
 def test_goldens_see_each_part_of_the_inputs_of_layers(change: dict[str, Any] | None) -> None:
-    """Of a model whose layers have embeddings of their own; those of 16 features leave out half of each, None all."""
+    """The layers have embeddings of their own; a change to 16 features leaves out half of each, None leaves out all."""
     config, seed, tokens, golden = read_golden("gemma4e")
     right = model_from_folder(config)
     tensors = make_hf_tensors(make_weights(config, seed), config)
@@ -635,7 +635,7 @@ def test_goldens_see_each_part_of_the_inputs_of_layers(change: dict[str, Any] | 
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])
 def test_the_table_of_inputs_stays_where_it_is(device: str) -> None:
-    """Rows are read when their tokens come: what is written into the table later counts."""
+    """Rows are read when their tokens come, so later writes into the table count."""
     config, seed, tokens, golden = read_golden("gemma4e")
     tensors = make_hf_tensors(make_weights(config, seed), config)
     model = Decoder(Context(device), model_from_folder(config), tensors)
@@ -648,7 +648,7 @@ def test_the_table_of_inputs_stays_where_it_is(device: str) -> None:
 
 
 def halve_inputs(tensor: TensorSource) -> TensorSource:
-    """What of a tensor is for every other one of each layer's inputs."""
+    """Return the part of a tensor that belongs to every other one of each layer's inputs."""
     values = tensor.to_float32()
     match tensor.name:
         case "per_layer_token_embd.weight":
@@ -680,7 +680,7 @@ CPU_ERRORS = [
     ("bf16", "f16", 0.013),
     ("q8_0", "f16", 0.045),
 ]
-# With experts a rounding may send a token to another one, which moves all that follows; kernels/test_moe.py has types.
+# With experts a rounding may send a token to another one, which moves all later results; kernels/test_moe.py has types.
 WITHOUT_EXPERTS = [case for case in CASES if not count_experts(read_golden(case)[0])]
 
 
@@ -697,7 +697,9 @@ def test_cpu_is_within_quantisation_error(case: str, type_name: str, kv_type: st
 
 @pytest.mark.parametrize(("prefix", "plain"), [("language_model.", ""), ("model.language_model.", "model.")])
 def test_text_of_a_model_with_images_equals_golden(prefix: str, plain: str) -> None:
-    """As Ministral 3 is published: the text's configuration inside, its tensors below a prefix, others beside them."""
+    """Ministral 3 as published: the text's configuration is nested, its tensors have a prefix, and others lie beside
+    them.
+    """
     config, seed, tokens, golden = read_golden("ministral3")
     weights = {
         prefix + name.removeprefix(plain) if name.startswith(plain) else name: values

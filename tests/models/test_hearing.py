@@ -60,7 +60,7 @@ def take_spec(file: TowerFile) -> EarSpec:
 
 
 def listen(model: Decoder, file: TowerFile, ear: Ear | None = None) -> Encoder:
-    """What encodes pictures and sounds for a model."""
+    """Return an encoder of pictures and sounds for a model."""
     tower, heard = file.load(model.ctx), ear or file.load_ear(model.ctx)
 
     def encode(pixels: Any) -> Any:
@@ -107,7 +107,7 @@ def test_frames_rows_and_answers_are_those_of_transformers(folders: Path, case: 
 
 
 def list_changes(spec: EarSpec) -> list[EarSpec]:
-    """Ears of which one number is another one, without tensors of other shapes."""
+    """List ears that differ in one number each, with tensors of the same shapes."""
     changed = []
     for name in ("window", "cap"):
         if hasattr(spec.layers[0], name):

@@ -123,7 +123,7 @@ def test_instruction_sets_give_equal_bits(type_name: str) -> None:
 
 @pytest.mark.parametrize("type_name", WEIGHT_TYPES)
 def test_cpu_follows_the_reference_on_the_same_weights(type_name: str) -> None:
-    """What differs is that activations are int8 with quantised weights, and 32 times finer with f16; f32 stays."""
+    """Activations differ: int8 with quantised weights, 32 times finer with f16; with f32 they are the same."""
     reference = TinyRun(Decoder(Context("reference"), model_from_folder(CONFIG), tensors_of(type_name)), longest=75)
     expected = reference.run(PROMPT)
     logits = run(build(type_name, 2), PROMPT, kv_type="f32")
@@ -133,7 +133,7 @@ def test_cpu_follows_the_reference_on_the_same_weights(type_name: str) -> None:
 
 
 def test_pages_in_another_order_give_equal_bits() -> None:
-    """Where the pages lie is no part of the result."""
+    """The places of pages do not change the result."""
     model = build("q4_k", 2)
     one, other = TinyRun(model, 2, longest=75), TinyRun(model, 2, longest=75)
     other.page_table = np.ascontiguousarray(other.page_table[::-1])

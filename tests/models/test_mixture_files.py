@@ -1,4 +1,4 @@
-"""All ways in which files keep experts are one model: the golden logits come out of each."""
+"""Every way in which files keep experts gives the same model, with the golden logits."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def rename_granite(weights: Weights) -> Weights:
 
 
 def stack_nemotron(weights: Weights) -> Weights:
-    """As transformers 5 keeps them: one stack of each product, below the prefix of other models."""
+    """Stack experts as transformers 5 does: one stack for each product, below the prefix of other models."""
     stacked = {name.replace("backbone.", "model."): values for name, values in weights.items()}
     for name in [name for name in stacked if ".experts.0." in name]:
         parts = [name.replace(".experts.0.", f".experts.{expert}.") for expert in range(8)]
@@ -155,7 +155,7 @@ def decode_mxfp4(blocks: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArra
 
 
 def test_mxfp4_folders_are_what_they_decode_to(tmp_path: Path) -> None:
-    """gpt-oss as it is published, against the same numbers as floats, whose columns come first."""
+    """gpt-oss as published, against the same numbers as floats, with the columns first."""
     config, seed, tokens, _ = read_golden("gpt-oss")
     floats: dict[str, NDArray[np.generic]] = dict(make_weights(config, seed))
     packed, random = dict(floats), np.random.RandomState(5)

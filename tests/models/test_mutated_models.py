@@ -1,9 +1,9 @@
 """Thousands of model files that lie in places where it matters: each is refused with an error of ours, or runs.
 
 Files are made of the tiny models: dense ones, experts, hybrids. Their metadata are changed key by key, and mostly their
-tensors are made anew as the changed metadata want them, so that many files load and run with sizes that no real model
-has. Then the header may lie of shapes, types, places and counts. `make sanitize` runs these files under
-sanitizers, on all instruction sets. The file that ended a process is the one that is left in the test's folder.
+tensors are made anew to fit the changed metadata, so that many files load and run with sizes that no real model has.
+Then the header may lie about shapes, types, places and counts. `make sanitize` runs these files under sanitizers, on
+all instruction sets. If a file ends the process, it stays in the test's folder.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ LONGEST, TOKENS = 64, 13
 
 @dataclass
 class File:
-    """What is written: `metadata`, and the tensors' names, shapes, types and blocks."""
+    """The contents of a file: `metadata`, and the tensors' names, shapes, types and blocks."""
 
     metadata: dict[str, Any]
     tensors: list[TensorSource]
@@ -118,7 +118,7 @@ def _pack(value: Any) -> tuple[int, bytes]:
 
 
 def change_number(random: np.random.Generator, value: int) -> int:
-    """Near the number, twice or half of it, or one that breaks naive arithmetic."""
+    """Return a number near this one, twice or half of it, or one that breaks naive arithmetic."""
     near = (value - 1, value + 1, 2 * value, value // 2, 3 * value, value + 32)
     return abs(int(random.choice(near) if random.random() < 0.85 else random.choice(WHOLE)))
 
@@ -163,7 +163,7 @@ def make_file(seed: int) -> File:
 
 
 def change_metadata(random: np.random.Generator, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """With up to three values changed; the sizes of keys and values, which must be equal, mostly together."""
+    """Change up to three values; the sizes of keys and values, which must be equal, mostly change together."""
     changed = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in metadata.items()}
     keys = [key for key in metadata if key != "general.architecture"]
     for key in map(str, random.choice(keys, int(random.integers(4)), replace=False)):
@@ -177,7 +177,7 @@ def change_metadata(random: np.random.Generator, metadata: Mapping[str, Any]) ->
 
 
 def list_wanted(metadata: Mapping[str, Any], tensors: Mapping[str, TensorSource]) -> dict[str, tuple[int, ...]] | None:
-    """The shapes of all tensors that a file with these metadata has; None where there is none, or only a large one."""
+    """Return the shapes of all tensors of a file with these metadata; None if no model fits, or only a large one."""
     try:
         config = model_from_gguf(metadata, tensors)
         wanted = expected_tensors(config, tensors)
@@ -189,7 +189,7 @@ def list_wanted(metadata: Mapping[str, Any], tensors: Mapping[str, TensorSource]
 
 
 def make_blocks(random: np.random.Generator, name: str, shape: tuple[int, ...], kinds: Sequence[Any]) -> TensorSource:
-    """Small numbers, or blocks of any bytes of one of the types that the columns suit."""
+    """Make small numbers, or random blocks of one of the types that fit the columns."""
     fitting = [row for row in kinds if len(shape) > 1 and shape[-1] and shape[-1] % row.block_size == 0]
     numbers = int(np.prod(shape))
     if not fitting or random.random() < 0.2:
@@ -201,12 +201,12 @@ def make_blocks(random: np.random.Generator, name: str, shape: tuple[int, ...], 
 
 
 def run_file(path: Path, ctx: Context, random: np.random.Generator) -> bool:
-    """Whether the file could be run: a prompt and some tokens of two sequences, whose next tokens are chosen."""
+    """Return True if the file could be run: a prompt and some tokens of two sequences, whose next tokens are chosen."""
     try:
         with open_gguf(path) as file:
             config = model_from_gguf(file.metadata, file.tensors)
             tensors: dict[str, Any] = dict(file.tensors)
-            if random.random() < 0.5:  # each in memory of its own, which a sanitizer knows the ends of
+            if random.random() < 0.5:  # each in memory of its own, whose ends a sanitizer knows
                 tensors = {
                     name: TensorSource(tensor.name, tensor.type_name, tensor.shape, np.array(tensor.data))
                     for name, tensor in tensors.items()
@@ -224,7 +224,7 @@ def run_file(path: Path, ctx: Context, random: np.random.Generator) -> bool:
 
 
 def choose(ctx: Context, logits: Any) -> None:
-    """The next token of each row, but of rows that are not numbers, which are refused."""
+    """Choose the next token of each row; rows with NaN are refused."""
     if np.isfinite(logits).all():
         sample(ctx, logits, [SampleRow()] * logits.shape[0])
     else:

@@ -21,7 +21,7 @@ FILES, LARGEST = 200, 256
 
 
 def mutate(whole: File, random: np.random.Generator) -> File:
-    """Up to three values of the metadata changed, or left out, and perhaps a tensor of another shape, or missing."""
+    """Change or leave out up to three values of the metadata, and perhaps reshape or drop a tensor."""
     metadata, tensors = dict(whole.metadata), list(whole.tensors)
     keys = [key for key in metadata if key.startswith("clip.")]
     for key in map(str, random.choice(keys, int(random.integers(4)), replace=False)):
@@ -40,7 +40,7 @@ def mutate(whole: File, random: np.random.Generator) -> File:
 
 
 def encode(path: Path, model: Model, ctx: Context) -> str:
-    """What was wrong with a file; empty where a small picture became rows."""
+    """Encode a small picture with a file's tower; return the error, or "" if the picture became rows."""
     try:
         with open_gguf(path) as file, np.errstate(all="ignore"):
             tower = take_gguf_tower(file, model)

@@ -1,4 +1,4 @@
-"""Phi-3.5-MoE as it is published, and what its files in GGUF say and leave unsaid of how experts are chosen."""
+"""Phi-3.5-MoE as published, and what its GGUF files state or leave open about the choice of experts."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_is_not_known_of_it_is_refused_by_name(changes: dict[str, Any], why
 
 
 def test_a_file_that_states_no_jitter_shares_as_llama_cpp_does() -> None:
-    """Files that mlxr converts state it and are the folder's model; in others the two shares sum up to 1."""
+    """mlxr's own files state it and give the folder's model; in others the two shares sum up to 1."""
     config, seed, tokens, golden = read_golden("phimoe")
     metadata, tensors = make_gguf(make_weights(config, seed), config)
     assert metadata[JITTER] == np.float32(config["router_jitter_noise"])

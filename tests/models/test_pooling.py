@@ -1,4 +1,4 @@
-"""Texts become vectors as the model's files say, whichever way they are asked for."""
+"""Texts become vectors as the model's files say, by every way of asking."""
 
 from __future__ import annotations
 
@@ -236,11 +236,11 @@ def test_a_mean_leaves_prompts_out_where_the_files_say_so(tmp_path: Path) -> Non
 
 
 class Storage:
-    """What torch names in a file as `torch.FloatStorage`."""
+    """A stand-in for `torch.FloatStorage`, which a pickle names."""
 
 
 class Reduced:
-    """Pickles as a call of what its module and name say."""
+    """Pickles as a call of the function that its module and name name."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         self.function, self.arguments = function, arguments

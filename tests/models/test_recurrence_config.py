@@ -1,4 +1,4 @@
-"""What files say of recurrent layers: all spellings, what is refused by name, and tensors in any of their shapes."""
+"""Recurrent layers in files: all spellings, refusals by name, and tensors in any of their shapes."""
 
 from __future__ import annotations
 
@@ -152,13 +152,13 @@ def test_two_mixers_in_a_layer_keep_both() -> None:
 
 
 def test_blocks_and_experts_may_be_in_one_model() -> None:
-    """Which layers have experts is stated in a key of our own."""
+    """A key of our own states which layers have experts."""
     config = model_from_folder(NEMOTRON_MOE | {"hybrid_override_pattern": "ME*-M"})
     assert [spec.experts is not None for spec in config.layers] == [False, True, False, False, False]
 
 
 def test_files_state_what_layers_have_that_only_draft() -> None:
-    """The last ones, which are left out."""
+    """These are the last layers, which are left out."""
     metadata = read_folder(NEMOTRON).values
     for name, last in (("feed_forward_length", 160), ("attention.head_count_kv", 2)):
         metadata[f"nemotron_h.{name}"] += [last]  # type: ignore[operator]
@@ -182,7 +182,7 @@ def test_gguf_files_of_granite_say_whether_layers_rotate(case: str, finetuned: b
 
 @pytest.mark.parametrize(("moe", "architecture"), [(0, "granite"), (8, "granitemoe")])
 def test_granite_whose_layers_all_attend_is_a_granite(moe: int, architecture: str) -> None:
-    """As llama.cpp expects of its files."""
+    """llama.cpp expects such files."""
     config = model_from_folder(read_golden("granite4")[0] | {"num_local_experts": moe, "num_experts_per_tok": moe // 4})
     assert (config.architecture, look(config, "recurrence")) == (architecture, None)
     block, experts = find_block(config), look(config, "experts")
@@ -190,7 +190,7 @@ def test_granite_whose_layers_all_attend_is_a_granite(moe: int, architecture: st
 
 
 def test_writers_may_drop_axes_of_one() -> None:
-    """A norm of one group is a vector in files that llama.cpp quantised."""
+    """In files that llama.cpp quantised, a norm of one group is a vector."""
     config, seed, tokens, golden = read_golden("granite4h-moe")
     metadata, tensors = make_gguf(make_weights(config, seed), config)
     for name in [name for name in tensors if name.endswith("ssm_norm.weight")]:

@@ -1,7 +1,7 @@
-"""Weights that PrismML's files have rotated: what they multiply is rotated alike, so that products stay what they were.
+"""Weights that PrismML's files have rotated: their inputs are rotated alike, so that products stay the same.
 
-A file of plain weights and the same with every named weight times signs and the Walsh-Hadamard matrix, which is made
-here by its definition, give the same logits but for rounding: with wrong signs, blocks or orders of heads they do not.
+A file of plain weights, and the same with every named weight times signs and the Walsh-Hadamard matrix, which is made
+here by its definition, give the same logits but for rounding; with wrong signs, blocks or orders of heads they do not.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def group_heads(values: NDArray[np.float32], keys: int, rep: int) -> NDArray[np.
 def fold(
     metadata: Keys, tensors: Tensors, kinds: tuple[str, ...] = SIDES + DELTA, **keys: object
 ) -> tuple[Keys, Tensors]:
-    """A file with these weights rotated, and the table and the output; `keys` are stated in place of the right ones."""
+    """Make a file with these weights rotated, and the table and the output; `keys` replace the right metadata."""
     made, rng = dict(tensors), np.random.default_rng(5)
     is_tied, signs, names = "output.weight" not in tensors, dict[int, NDArray[np.int32]](), list[str]()
     name = metadata["general.architecture"]

@@ -1,4 +1,4 @@
-"""How evenly tokens are sent to experts, and the memory that experts may take."""
+"""The evenness with which tokens are sent to experts, and the memory that experts may take."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ Kind = Windows | str  # the windows of the three layers of CONFIG, a case of the
 def build(
     kind: Kind, device: str = "cpu", threads: int = 2, isa: str | None = None, expert_percent: int | None = None
 ) -> Decoder:
-    """With `expert_percent` so many of all experts are in memory at a time, and the others in a file."""
+    """Build a model; with `expert_percent` that share of the experts is in memory at a time, and the rest in a file."""
     ctx = Context("cpu", threads=threads, isa=isa) if device == "cpu" else Context("reference")
     if isinstance(kind, str) and kind.startswith(OF_FILES):
         return build_file(ctx, kind.removeprefix(OF_FILES))
@@ -98,7 +98,7 @@ def collect(events: list[TokenEvent]) -> dict[int, Answer]:
 
 @cache
 def answer_alone(kind: Kind, kv_type: str, prompt: tuple[int, ...], tokens: int, n: int) -> dict[int, Answer]:
-    """By an engine that keeps all positions, in one page for each sequence."""
+    """Answer with an engine that keeps all positions, in one page for each sequence."""
     with closing(make_engine(build(kind), kv_cache="simple", kv_type=kv_type, pages=4)) as engine:
         engine.submit(EngineRequest(prompt, make_params(tokens, n)))
         events = []
@@ -213,7 +213,7 @@ def test_experts_that_stay_in_their_file_change_no_bit(case: str, expert_percent
 
 
 def test_the_schedules_give_pages_back() -> None:
-    """A long prompt holds no more than its window at the end, and its end is found again."""
+    """At its end a long prompt holds no more than its window, and its end is found again."""
     model = build((20, 20, 20))
     with closing(make_engine(model, page_size=4, pages=64, kv_type="bf16", draft="off")) as engine:  # which takes pages
         for cached in (0, 120):

@@ -1,4 +1,4 @@
-"""Keys that nobody reads: told where they may matter, refused where they change answers, else quiet."""
+"""Keys that nothing reads: warned of if they may matter, refused if they change answers, otherwise ignored."""
 
 from __future__ import annotations
 

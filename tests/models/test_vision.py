@@ -66,7 +66,7 @@ def encode_all(tower: Tower, golden: Golden) -> Any:
 
 
 def place(golden: Golden, name: bytes = b"tower", order: tuple[int, ...] | None = None) -> Pictures:
-    """The pictures, or tiles of them, over the runs of places, each of which is a part or all of one.
+    """Place the pictures, or tiles of them, over the runs of places; each picture covers a part of a run or all of it.
 
     Pictures in another `order` go where there are places, as far as these reach.
     """
@@ -95,7 +95,7 @@ def place(golden: Golden, name: bytes = b"tower", order: tuple[int, ...] | None 
 
 
 def see(model: Decoder, tower: Tower, **options: Any) -> Encoder:
-    """What encodes pictures for a model."""
+    """Return an encoder of pictures for a model."""
     config = model.config
     return Encoder(tower.encode, turns=config.turns_pictures, is_whole=config.sees_whole_pictures, **options)
 
@@ -110,7 +110,7 @@ def make_engine(
 
 
 def run(engine: Engine, *requests: EngineRequest) -> dict[int, list[Any]]:
-    """The events of each request, by its place."""
+    """Return the events of each request, by its index."""
     ids = [engine.submit(request) for request in requests]
     events: dict[int, list[Any]] = {place: [] for place in range(len(ids))}
     while engine.has_work:
@@ -144,7 +144,7 @@ def test_rows_and_answers_are_those_of_transformers(folders: Path, case: str, de
 
 
 def list_changes(spec: TowerSpec) -> list[TowerSpec]:
-    """Towers of which one number is another one, without tensors of other shapes."""
+    """List towers that differ in one number each, with tensors of the same shapes."""
     changed = [replace(spec, eps=1e-2)] * bool(spec.layers)
     changed += [replace(spec, mean=(0.4, 0.4, 0.5)), replace(spec, deviation=(0.5, 0.6, 0.6))]
     if spec.taps:
@@ -254,7 +254,7 @@ def test_prefixes_are_shared_and_no_picture_is_encoded_twice(folders: Path, case
     assert later.encoded == 0
     assert events[-1].usage.cached_tokens >= 64
     assert first[-1].usage.cached_tokens == 0
-    # a prompt that parts from the first one inside the second picture's page finds what lies before
+    # a prompt that leaves the first one inside the second picture's page finds the pages before it
     swapped = place(golden, order=(0, 0))
     assert run(engine, ask(golden, swapped))[0][-1].usage.cached_tokens <= max(40, swapped.placed[1].start)
     assert later.encoded <= 1
@@ -263,7 +263,7 @@ def test_prefixes_are_shared_and_no_picture_is_encoded_twice(folders: Path, case
 
 @pytest.mark.parametrize("breaks", [False, True])
 def test_pictures_of_several_prompts_are_encoded_together(breaks: bool) -> None:
-    """As many as fit, those that are needed first; where one of them fails, each is by itself from then on."""
+    """As many as fit are, those that are needed first; once one of them fails, each is encoded by itself."""
     begun: list[list[int]] = []
 
     def encode(*pictures: Any) -> Any:
@@ -400,7 +400,7 @@ def test_an_encoding_that_fails_ends_its_answers_alone(folders: Path) -> None:
 
 
 def test_a_picture_that_is_begun_is_finished_first() -> None:
-    """Also where another one comes to stand before it, as priorities have it: what is computed is not thrown away."""
+    """This holds even if a request of higher priority comes before it, so that its work is not lost."""
     begun: list[int] = []
 
     def encode(pixels: Any) -> Any:

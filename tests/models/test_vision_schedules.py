@@ -41,7 +41,7 @@ from mlxr.models import Decoder
 from mlxr.models.tower import Tower
 
 PLACE, BREAK, LONGEST = 120, 121, 200
-SIZES = (4, 6), (3, 2), (2, 7)  # of the pictures in rows, which so are 24, 6 and 14
+SIZES = (4, 6), (3, 2), (2, 7)  # of the pictures, which so have 24, 6 and 14 rows
 KINDS = "qwen3vl", "qwen35", "gemma3", "gemma4", "gemma4e", "mistral3"
 SCHEDULES, THOROUGH_SCHEDULES, DAILY_SCHEDULES = 200, 4, 2  # of each case
 Asked = tuple[tuple[int, ...], tuple[int, ...], int, int]  # tokens, pictures, tokens of an answer, answers
@@ -61,7 +61,7 @@ def build(case: str, threads: int = 2, isa: str | None = None) -> tuple[Decoder,
 
 @cache
 def make_picture(case: str, number: int) -> Picture:
-    """One of three, which some towers see in one size alone."""
+    """Return one of three pictures; some towers see all of them in one size."""
     spec = build(case)[1].spec
     sides = SIZES[number] if spec.positions != "own" else (spec.side // spec.merge,) * 2
     height, width = (side * spec.factor for side in sides)
@@ -70,7 +70,7 @@ def make_picture(case: str, number: int) -> Picture:
 
 
 def see(model: Decoder, tower: Tower, happened: Counter[str], **options: Any) -> Encoder:
-    """What encodes pictures for a model, and counts how often several were encoded at once."""
+    """Return an encoder of pictures for a model, which counts how often several were encoded at once."""
 
     def encode(*pixels: Any) -> Encoding:
         happened["together"] += len(pixels) > 1
@@ -110,7 +110,7 @@ def make_request(case: str, asked: Asked) -> EngineRequest:
 
 @cache
 def answer_alone(case: str, kv_type: str, asked: Asked) -> dict[int, Answer]:
-    """By an engine that keeps all positions, in one page for each sequence."""
+    """Answer with an engine that keeps all positions, in one page for each sequence."""
     model, tower = build(case)
     options: dict[str, Any] = {"kv_cache": "simple", "kv_type": kv_type, "pages": 4, "draft": "off"}
     options |= {"max_sequences": 4, "encoder": see(model, tower, Counter())}
@@ -123,7 +123,7 @@ def answer_alone(case: str, kv_type: str, asked: Asked) -> dict[int, Answer]:
 
 
 def draw_prompt(chance: random.Random, case: str, text: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Beginnings that many have in common: texts, then pictures with texts between and behind them."""
+    """Draw a beginning that many prompts share: texts, then pictures with texts between and behind them."""
     parts: list[list[int] | int] = [text[: chance.choice([1, 5, 37])]]
     for number in range(chance.choice([0, 1, 1, 2, 2])):
         parts += [chance.choice([number, number, 2]), text[: chance.choice([0, 1, 9])]]

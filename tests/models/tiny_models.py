@@ -1,4 +1,4 @@
-"""Tiny models for the tests: out of random weights, in either layout and any type, and a way to run them.
+"""Tiny models for the tests: from random weights, in either layout and any type, and a way to run them.
 
 `TinyRun` is a cache and its bookkeeping in a few lines: pages in a scattered order, several sequences, any chunks.
 """
@@ -69,7 +69,7 @@ def make_random_source(name: str, shape: tuple[int, ...], type_name: str, seed: 
 
 
 def make_hf_tensors(weights: Weights, config: Config, type_name: str = "f32") -> dict[str, TensorSource]:
-    """Tensors as they are read of a Hugging Face folder with this `config.json`: as those of a GGUF file."""
+    """Return the tensors of a Hugging Face folder with this `config.json` as they are read: as those of a GGUF file."""
     stated = read_folder(config, list_numbers(weights))
     named = rename_hf_tensors(weights, stated.layout.names)
     alternates = stated.layout.alternates or stated.layout.columns_first
@@ -85,7 +85,7 @@ def _stays(name: str) -> bool:
 
 
 def list_numbers(weights: Weights) -> dict[str, TensorSource]:
-    """Those tensors of a folder that are one number, which may be metadata elsewhere."""
+    """Return the tensors of a folder that are a single number, which may be metadata elsewhere."""
     return {name: make_source(name, values.reshape(-1)) for name, values in weights.items() if values.size == 1}
 
 
@@ -108,7 +108,7 @@ def _encode(name: str, values: Floats, type_name: str) -> TensorSource:
 
 
 def make_gguf(weights: Weights, config: Config) -> tuple[dict[str, object], dict[str, TensorSource]]:
-    """Metadata and f32 tensors as a converter would write them of a folder."""
+    """Return metadata and f32 tensors as a converter would write them from a folder."""
     tensors, read = make_hf_tensors(weights, config), read_folder(config, list_numbers(weights))
     model = read_model(read)
     stated = state_drafting(read, model, tensors)
@@ -124,7 +124,7 @@ def build_hf(ctx: Context, config: Config, seed: int, type_name: str = "f32") ->
 
 
 def build_gguf(ctx: Context, config: Config, seed: int) -> Decoder:
-    """The same model by way of a file that has GGUF's metadata, names and row order."""
+    """Build the same model from a file with GGUF's metadata, names and row order."""
     metadata, tensors = make_gguf(make_weights(config, seed), config)
     return Decoder(ctx, model_from_gguf(metadata, tensors), tensors)
 
@@ -139,7 +139,7 @@ def build_file(ctx: Context, name: str, **changes: Any) -> Decoder:
 
 
 def build_head(ctx: Context, config: Config, seed: int, type_name: str = "f32") -> tuple[Decoder, DraftHead]:
-    """The model of a `config.json` with the weights of a seed, and its layer that drafts."""
+    """Build the model of a `config.json` with the weights of a seed, and its draft layer."""
     weights = make_weights(config, seed) | make_head_weights(config, seed)
     tensors = make_hf_tensors(weights, config, type_name)
     model = Decoder(ctx, model_from_folder(config), tensors)
@@ -214,7 +214,7 @@ class TinyRun:
         return self.model.forward(self.append(chunks), self.arena)
 
     def append(self, chunks: Mapping[int, Sequence[int] | NDArray[np.int32]]) -> RaggedBatch:
-        """The batch of such chunks, of which all rows are wanted."""
+        """Return the batch of such chunks; all of its rows are wanted."""
         order = list(chunks)
         counts = [len(chunks[s]) for s in order]
         positions = np.concatenate([np.arange(self.lengths[s], self.lengths[s] + len(chunks[s])) for s in order])

@@ -1,4 +1,4 @@
-"""Tiny models that see, with weights from a seed, and what `transformers` makes of pictures and texts with them."""
+"""Tiny models that see, with weights from a seed, and the results of `transformers` for pictures and texts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def draw_picture(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True)
 class Golden:
-    """A tiny model, tokens with places for pictures, and what is right for them."""
+    """A tiny model, tokens with places for pictures, and the right results."""
 
     config: dict[str, Any]
     preprocessor: dict[str, Any]
@@ -107,7 +107,7 @@ def write_chat_folder(
 
 
 def write_mmproj(path: Path, case: str | Golden, matrices: str = "f32", **changes: Any) -> Path:
-    """The tower of a case as llama.cpp's converter writes it, with the `matrices` of layers in numbers of that type."""
+    """Write the tower of a case as llama.cpp's converter does, with the `matrices` of layers in that type."""
     from mlxr.formats import TensorToWrite, write_gguf
     from mlxr.models.families import read_folder_tower
 

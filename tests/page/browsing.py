@@ -1,8 +1,8 @@
-"""A browser for the tests of the page, and what is watched while a page is open.
+"""A browser for the tests of the page, and a watch over each open tab.
 
 `find_browser` names the program: Chromium, or with the variable PAGE_BROWSER=firefox the Firefox of the system, which
-Playwright drives by WebDriver BiDi. `Visit` is one open tab: its page, and all that the page asked for and complained
-about. The browser resolves one name, to this machine, so nothing of the page can leave it.
+Playwright drives by WebDriver BiDi. `Visit` is one open tab: its page, its requests and its complaints. The browser
+resolves one name, to this machine, so nothing of the page can leave it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TOUCH = """() => {
   const match = window.matchMedia;
   window.matchMedia = (query) => match.call(window, query.includes("hover: none") ? "all" : query);
 }"""
-# Firefox tells nobody what a request carries, so the page notes it.
+# Firefox does not report the body of a request, so the page notes it.
 NOTE_SENT = """() => {
   const send = window.fetch;
   window.sent = [];
@@ -59,7 +59,7 @@ NOTE_SENT = """() => {
     return send(path, options);
   };
 }"""
-# Nor what is saved as a file.
+# Firefox does not report a saved file either.
 NOTE_SAVED = """() => {
   const [click, make, blobs] = [HTMLAnchorElement.prototype.click, URL.createObjectURL, new Map()];
   window.saved = [];
@@ -75,7 +75,7 @@ NOTE_SAVED = """() => {
 }"""
 WAIT_MS = 20_000  # for what a busy machine does in the end
 OWN_SCHEMES = ("data", "blob", "about")
-HARMLESS = ("Failed to load resource",)  # the status of a reply, which tests look at where it matters
+HARMLESS = ("Failed to load resource",)  # an error status of a reply, which tests check if it matters
 REFUSED = "The page’s settings blocked"  # how Firefox tells, late, of the policy; in Chromium all faults count
 
 
@@ -93,7 +93,7 @@ def find_browser() -> str | None:
 
 
 def find_age(program: str) -> str | None:
-    """Why a Firefox cannot be driven: it is older than Playwright's commands; None where it can."""
+    """Return why Playwright cannot drive a Firefox that is older than its commands; None if it can."""
     told = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=120, check=False).stdout
     version = re.search(r"Firefox (\d+)", told)
     if version is None or int(version[1]) >= FIREFOX_VERSION:
@@ -103,7 +103,7 @@ def find_age(program: str) -> str | None:
 
 @contextmanager
 def start_browser(program: str) -> Iterator[Browser]:
-    """A browser without windows; as root Chromium runs without its sandbox, which the superuser cannot have."""
+    """Start a browser without windows; as root Chromium runs without its sandbox, which the superuser cannot have."""
     arguments = [*ARGUMENTS, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     if IS_FIREFOX:
         os.environ["NODE_OPTIONS"] = f"--require {DRIVER_PART}"
@@ -152,7 +152,7 @@ class Saved:
 
 @contextmanager
 def saving(page: Page) -> Iterator[Saved]:
-    """What is saved in the block; it is there behind it."""
+    """Yield a file that is filled in, at the end of the block, with what the page saved in it."""
     saved = Saved()
     if IS_FIREFOX:
         before = page.evaluate("() => window.saved.length")
@@ -186,7 +186,7 @@ class Visit:
         self.page.on("console", self._note)
 
     def check(self) -> None:
-        """Fail where the page had a fault or asked somebody else."""
+        """Fail if the page had a fault or asked another server."""
         assert not self.faults, self.faults
         assert not self.foreign_requests, self.foreign_requests
 

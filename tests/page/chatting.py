@@ -1,4 +1,4 @@
-"""What flows of the chat do again and again: ask, wait for the answer, change a setting, put in an answer."""
+"""Steps that flows of the chat share: ask, wait for the answer, change a setting, put in an answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def first_question(page: Page) -> Locator:
 
 
 def composer(page: Page) -> Locator:
-    """Where the next message is written."""
+    """The field for the next message."""
     return page.get_by_role("textbox", name="Message", exact=True)
 
 
@@ -67,7 +67,7 @@ def start_chat(page: Page) -> None:
 
 
 def text_of(answer: Locator) -> str:
-    """What an answer says, as it was copied to the clipboard."""
+    """Return the text of an answer, as its button copies it to the clipboard."""
     answer.get_by_role("button", name="Copy", exact=True).last.click()
     expect(answer.get_by_role("button", name="Copied")).to_be_visible()
     text = answer.page.evaluate("() => navigator.clipboard.readText()")
@@ -89,7 +89,7 @@ def choose_model(page: Page, name: str, place: Locator | None = None) -> None:
 
 
 def figures_of(answer: Locator) -> Locator:
-    """What an answer cost, once it is opened."""
+    """Open the figures of an answer, such as its tokens and times, and return their dialog."""
     answer.get_by_role("button", name=re.compile("Figures: ")).click()
     return answer.page.get_by_role("dialog", name="Figures of this answer")
 
@@ -113,7 +113,7 @@ def set_up(page: Page, **fields: str) -> None:
         field.blur()
 
 
-# Firefox tells nobody who listens what a request carries, so it is changed where it is sent.
+# Firefox does not show the body of a request to listeners, so it is changed where it is sent.
 ENDLESS = """() => {
   const send = window.fetch;
   window.own = { fetch: send };

@@ -19,7 +19,7 @@ BUILT = ROOT / "src" / "mlxr" / "server" / "page" / "index.html"
 AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
 SETTLED = """() => Promise.all(document.getAnimations()
   .filter(animation => animation instanceof CSSTransition)
-  .map(animation => animation.finished.catch(() => {})))"""  # colours that change are no colours to judge
+  .map(animation => animation.finished.catch(() => {})))"""  # colours are judged once they stop changing
 MakePageServer = Callable[..., PageServer]
 OpenTab = Callable[..., Visit]
 
@@ -119,7 +119,7 @@ def page(visit: Visit) -> Page:
 
 @pytest.fixture
 def find_violations() -> Callable[[Page], list[str]]:
-    """What axe-core finds wrong in a page, on every level."""
+    """A function that lists the violations that axe-core finds in a page, on every level."""
     if not AXE.exists():
         pytest.skip(f"{AXE.relative_to(ROOT)} is not there; `npm ci` in web/ installs it")
     program = AXE.read_text()

@@ -38,7 +38,7 @@ class PageServer:
 
     @property
     def url(self) -> str:
-        """Where it is, without a slash at the end."""
+        """The server's address, without a slash at the end."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
@@ -68,7 +68,7 @@ class PageServer:
         self._end(signal.SIGINT)
 
     def kill(self) -> None:
-        """End it without a word."""
+        """Kill it without warning."""
         self._end(signal.SIGKILL)
 
     def client(self, key: str | None = None) -> httpx.Client:
@@ -103,7 +103,7 @@ class PageServer:
 
 
 def wait_until(happened: Callable[[], bool], seconds: float = READY_S) -> None:
-    """Return when it has."""
+    """Wait until it has happened."""
     end_s = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < end_s, "it never happened"

@@ -1,4 +1,4 @@
-"""What answers and messages may contain: Markdown, also hostile, thoughts, files, long texts, calls, schemas."""
+"""Contents of answers and messages: Markdown, also hostile, thoughts, files, long texts, calls, schemas."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_a_phone_has_room_for_everything(server: PageServer, tab: OpenTab) -> No
 def test_nothing_of_the_chat_stands_in_the_way_of_anybody(
     scheme: str, width: int, server: PageServer, tab: OpenTab, find_violations: Callable[[Page], list[str]]
 ) -> None:
-    def find_own(page: Page) -> list[str]:  # levels of headings are the answer's own
+    def find_own(page: Page) -> list[str]:  # the answer chooses its own levels of headings
         return [one for one in find_violations(page) if "heading-order" not in one]
 
     page = tab(server, color_scheme=scheme, width=width).page
@@ -113,7 +113,7 @@ STREAM = """() => {
 
 
 def test_a_fast_answer_keeps_fifty_frames_a_second(page: Page) -> None:
-    """Or other programs keep the processor from it: then the page's thread waits for a fifth of the time at least."""
+    """It may have fewer if other programs keep the processor from the page's thread for a fifth of the time."""
     page.evaluate(STREAM)
     rates: list[float] = []
     busy: list[float] = []
@@ -144,7 +144,7 @@ def _measure_frames(page: Page) -> tuple[float, float]:
 
 @contextmanager
 def _processor_time(page: Page) -> Iterator[list[float]]:
-    """The seconds that the page's main thread computes meanwhile, waits for the processor left out.
+    """Measure the seconds that the page's main thread computes in the block, without waits for the processor.
 
     Firefox does not tell; there it counts as always busy.
     """

@@ -34,7 +34,7 @@ COPY = """async (base64) => {
   const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
   await navigator.clipboard.write([new ClipboardItem({ "image/png": new Blob([bytes], { type: "image/png" }) })]);
 }"""
-# The clipboard of a Firefox without windows takes no pictures, so the event is made as Firefox makes it.
+# The clipboard of a Firefox without windows takes no pictures, so the test makes the event as Firefox makes it.
 PASTE = """([target, base64]) => {
   const data = new DataTransfer();
   const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
@@ -48,7 +48,7 @@ SIZE = "image => image.decode().then(() => [image.naturalWidth, image.naturalHei
 
 @pytest.fixture(scope="module")
 def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:
-    """One whose default model sees, beside the demo."""
+    """A server whose default model sees, beside the demo."""
     folder = tmp_path_factory.mktemp("server")
     model = write_chat_folder(folder / "eyes", "qwen3vl", 4096)
     server = PageServer(folder, {"default_model": str(model), "image_tokens": 64}).start()
@@ -57,7 +57,7 @@ def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def draw(width: int, height: int, kind: str, orientation: int = 1) -> bytes:
-    """A file of a picture whose left half is red, and its right half blue."""
+    """Make a file of a picture whose left half is red and whose right half is blue."""
     picture = Image.new("RGB", (width, height), (0, 0, 255))
     picture.paste((255, 0, 0), (0, 0, width // 2, height))
     exif = Image.Exif()

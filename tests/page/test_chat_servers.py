@@ -1,4 +1,4 @@
-"""What the server does for a conversation beside answering: tools of MCP servers are called, and PDFs become text."""
+"""The server helps a conversation beside answering: it calls tools of MCP servers and turns PDFs into text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from conftest import OpenTab
 
 @pytest.fixture(scope="module")
 def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:
-    """One that allows a program and an address."""
+    """A server that allows a program and an address."""
     with tool_server.serve() as address:
         settings = {"mcp_commands": f"tools={sys.executable} {Path(tool_server.__file__)}", "mcp_urls": address}
         server = PageServer(tmp_path_factory.mktemp("server"), settings).start()
@@ -48,7 +48,7 @@ def _connect(page: Page, choice: re.Pattern[str] | str, *, key: str = "") -> Non
 
 
 def _have_called(page: Page, name: str, a: int) -> None:
-    """Have the model call a tool, and what comes after that be its own."""
+    """Make the model call a tool; what comes after that is its own."""
     function = {"name": name, "arguments": json.dumps({"a": a, "b": 1})}
     answer_with(page, {"tool_calls": [{"index": 0, "id": f"c{a}", "type": "function", "function": function}]})
     send(page, f"Add 1 to {a}")

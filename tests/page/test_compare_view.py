@@ -120,7 +120,7 @@ def test_sixteen_answers_are_the_one_asked_alone(compare: Page) -> None:
 
 
 def test_answers_that_differ_are_shown_as_such(compare: Page) -> None:
-    """The server is made to say something else to the fourth of them."""
+    """The server is made to change the fourth answer."""
     asked: list[None] = []
 
     def answer(route: Route) -> None:

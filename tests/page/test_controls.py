@@ -52,7 +52,7 @@ def list_controls(page: Page) -> set[Control]:
 
 
 def find_uses() -> Iterator[tuple[str | None, re.Pattern[str]]]:
-    """The names by which flows find controls, each with its role, or None where the label alone is named."""
+    """Find the names by which flows find controls, each with its role, or None if only the label is named."""
     for path in Path(__file__).parent.glob("*.py"):
         if path == Path(__file__):
             continue
@@ -79,7 +79,7 @@ def find_names(call: ast.Call) -> Iterator[tuple[str | None, re.Pattern[str]]]:
 
 
 def make_pattern(name: ast.expr) -> re.Pattern[str]:
-    """What a name in the source matches as a whole; the parts that are computed match anything."""
+    """Return a pattern for a whole name in the source; the parts that are computed match anything."""
     if isinstance(name, ast.Constant):
         return re.compile(re.escape(str(name.value)))
     if isinstance(name, ast.JoinedStr):
@@ -87,7 +87,7 @@ def make_pattern(name: ast.expr) -> re.Pattern[str]:
         return re.compile("".join(parts))
     if isinstance(name, ast.Call) and name.args and isinstance(name.args[0], ast.Constant):
         return re.compile(f"{name.args[0].value}.*")
-    return re.compile("(?!)")  # a variable: which name it holds is not known here
+    return re.compile("(?!)")  # a variable: its value is not known here
 
 
 USES = list(find_uses())

@@ -1,4 +1,4 @@
-"""The engine view: what it draws is what the engine does."""
+"""The engine view draws what the engine does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from conftest import MakePageServer, OpenTab
 
 @contextmanager
 def answers(server: PageServer, count: int, tokens: int = 1500) -> Iterator[None]:
-    """So many long answers grow meanwhile; they are ended at the end."""
+    """Let so many long answers grow in the block, and end them afterwards."""
 
     def ask(number: int) -> None:
         body = {"prompt": f"import os  # {number}\n", "max_tokens": tokens, "ignore_eos": True}

@@ -1,4 +1,4 @@
-"""Pages of others, and what a model's answer could smuggle into ours, in a real browser: all without effect."""
+"""Pages of others, and anything that a model's answer could smuggle into ours, have no effect in a real browser."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_our_page_cannot_be_framed(server: PageServer, foreign_page: Page) -> No
     ],
 )
 def test_what_is_smuggled_into_the_page_neither_runs_nor_asks_anybody(code: str, visit: Visit) -> None:
-    """As if the page had put a model's words into its document, which it never does."""
+    """The test puts a model's words into the page's document, which the page never does."""
     page, stopped = visit.page, set[str]()
     why = ("NS_ERROR_CONTENT_BLOCKED",) if IS_FIREFOX else ("csp",)
     page.on("requestfailed", lambda request: stopped.add(request.url) if request.failure in why else None)
@@ -140,7 +140,7 @@ def test_what_is_smuggled_into_the_page_neither_runs_nor_asks_anybody(code: str,
 
 @pytest.fixture
 def tool() -> Iterator[str]:
-    """A server of somebody's own that answers tools."""
+    """Another server, which answers tools."""
 
     class Tool(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,4 +1,4 @@
-"""What the models view tells of memory: what a model would take before it is loaded, and why it does not fit."""
+"""The models view shows the memory that a model would take before it is loaded, and why it does not fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The models view: each control does on the server what it says."""
+"""Each control of the models view has its effect on the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each view as it is in use, in three widths and both themes: it fits, and nothing is in anybody's way.
+"""Each view as it is in use, in three widths and both themes: it fits, and nothing covers anything else.
 
 `--save-pictures` writes the pictures of the documentation to docs/img: for each view one as it is, and a sheet of all.
 """
@@ -28,7 +28,7 @@ Prepare = Callable[[Page, PageServer], None]
 
 @pytest.fixture(scope="module")
 def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:
-    """One that may import a model that sees."""
+    """A server that may import a model that sees."""
     folder = tmp_path_factory.mktemp("server")
     server = PageServer(folder, {"import_folders": folder, "image_tokens": 64}).start()
     yield server
@@ -56,7 +56,7 @@ def open_tools(page: Page, server: PageServer) -> None:
 
 
 def open_seen(page: Page, server: PageServer) -> None:
-    """A model that sees, which is removed at the end as other views show what a new server has."""
+    """Open a model that sees; it is removed at the end, as other views show a new server."""
     folder = write_chat_folder(server.folder / "tiny-qwen3-vl", "qwen3vl", 4096)
     with server.client() as client:
         assert client.post("/v1/admin/models/import", json={"path": str(folder), "replace": True}).is_success
@@ -105,7 +105,7 @@ def open_page_settings(page: Page, server: PageServer) -> None:
 
 
 def open_engine(page: Page, server: PageServer) -> None:
-    """Eight long answers, of which some share a prompt, over a cache that earlier ones have filled a little."""
+    """Start eight long answers, some of which share a prompt, over a cache that earlier ones have partly filled."""
 
     def answer(number: int, tokens: int) -> None:
         prompt = "import os\n" * 40 + f"# {number // 3}\n"

@@ -1,4 +1,4 @@
-"""What runs in the sandbox of the page: diagrams are drawn, programs of a model answer; neither gets out."""
+"""The page's sandbox draws diagrams and runs programs of a model; neither gets out."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_diagrams_are_drawn_and_a_wrong_one_shows_its_source(page: Page) -> None
 
 @pytest.fixture
 def spy() -> Iterator[tuple[str, list[str]]]:
-    """A server of somebody else, and what it was asked for."""
+    """Another server, and the requests that it got."""
     asked: list[str] = []
 
     class Spy(BaseHTTPRequestHandler):
@@ -122,7 +122,7 @@ def test_hostile_diagrams_do_nothing_and_the_sandbox_is_shut(visit: Visit, spy: 
 
 
 def _call(page: Page, *programs: str) -> None:
-    """Have the model call the tool once for each program, and what comes after that be its own."""
+    """Make the model call the tool once for each program; what comes after that is its own."""
     calls = [
         {"index": at, "id": f"c{at}", "type": "function", "function": {"name": "run_javascript", "arguments": text}}
         for at, text in enumerate(json.dumps({"code": program}) for program in programs)

@@ -1,4 +1,4 @@
-"""What llama.cpp thinks of the tokens of a text, for comparison with `mlxr perplexity`."""
+"""Losses of a text's tokens in llama.cpp, for comparison with `mlxr perplexity`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def open_llama(model: Path, context_tokens: int, **options: Any) -> llama_cpp.Ll
 
 
 def compute_losses(llama: llama_cpp.Llama, window: Sequence[int]) -> NDArray[np.float64]:
-    """The loss in nats of each token of a window but the first."""
+    """Compute the loss in nats of each token of a window but the first."""
     llama.reset()
     llama.eval(window)
     losses = [
@@ -48,14 +48,14 @@ def compute_losses(llama: llama_cpp.Llama, window: Sequence[int]) -> NDArray[np.
 
 
 def loss_of(logits: NDArray[np.float64], tokens: Sequence[int]) -> NDArray[np.float64]:
-    """The loss of each token whose logits are a row."""
+    """Compute the loss of each token from its row of logits."""
     rows = np.arange(len(logits))
     peak = logits.max(axis=1, keepdims=True)
     return np.asarray(np.log(np.exp(logits - peak).sum(axis=1)) + peak[:, 0] - logits[rows, tokens[: len(rows)]])
 
 
 def list_windows(llama: llama_cpp.Llama, tokens: Sequence[int], context_tokens: int) -> list[list[int]]:
-    """The same windows as `mlxr perplexity`: not overlapping, BOS first where the model wants it."""
+    """Return the windows of `mlxr perplexity`: not overlapping, BOS first if the model wants it."""
     bos = [llama.token_bos()] if llama_cpp.llama_vocab_get_add_bos(llama._model.vocab) else []
     step = context_tokens - len(bos)
     windows = [[*bos, *tokens[start : start + step]] for start in range(0, len(tokens), step)]

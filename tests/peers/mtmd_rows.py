@@ -1,4 +1,4 @@
-"""What llama.cpp's libmtmd makes of pictures: the rows of a tower, and what a model thinks of the text around them.
+"""Results of llama.cpp's libmtmd for pictures: the rows of a tower, and a model's logits for the text around them.
 
 llama-cpp-python has the library where it was built with LLAVA_BUILD; MTMD_CPP_LIB names another folder with it.
 """
@@ -35,7 +35,7 @@ class Eyes:
             raise ValueError(f"libmtmd does not open {mmproj}")
 
     def split(self, text: str, pictures: list[NDArray[np.uint8]]) -> Iterator[Any]:
-        """The chunks of a text with marks for pictures; each is good until the next one."""
+        """Split a text with marks for pictures into chunks; each is valid until the next one."""
         bitmaps = []
         for pixels in pictures:
             height, width, _ = pixels.shape
@@ -53,7 +53,7 @@ class Eyes:
             mtmd.mtmd_bitmap_free(bitmap)
 
     def is_picture(self, chunk: Any) -> bool:
-        """Whether a chunk is a picture, not a text."""
+        """Return True if a chunk is a picture, not a text."""
         return bool(mtmd.mtmd_input_chunk_get_type(chunk) != mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT)
 
     def encode(self, chunk: Any) -> NDArray[np.float32]:
@@ -65,7 +65,7 @@ class Eyes:
         return np.ctypeslib.as_array(found, (rows, columns)).copy()
 
     def read(self, text: str, pictures: list[NDArray[np.uint8]]) -> tuple[list[Chunk], NDArray[np.float64]]:
-        """The text's tokens and the pictures' rows, and the loss of each token that follows one of the text."""
+        """Return the text's tokens and the pictures' rows, and the loss of each token that follows one of the text."""
         context = self.llama._ctx.ctx
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
         words, past, losses, before = list[Chunk](), 0, list[float](), None
@@ -107,5 +107,5 @@ class Eyes:
         return np.ctypeslib.as_array(found, (size,)).astype(np.float64)
 
     def close(self) -> None:
-        """Let go of the tower."""
+        """Free the tower."""
         mtmd.mtmd_free(self._context)

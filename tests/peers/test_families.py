@@ -42,9 +42,9 @@ SIZES = {
     "vocab_size": 1305,
     "max_position_embeddings": 512,
 }
-# Random weights that would say little, or too much, are scaled: the output, to be surer of the next token; routers, as
-# an expert that a rounding chooses instead of another then counts for little (unscaled, one token of 290 chose another
-# and moved by 0.85 nats); the experts of gpt-oss, which are drawn so large that many of them are clamped.
+# Some random weights are scaled: the output, so that the next token is surer; routers, so that an expert that rounding
+# chooses instead of another counts for little (unscaled, one of 290 tokens chose another and moved by 0.85 nats); and
+# the experts of gpt-oss, which are drawn so large that many of them are clamped.
 SCALES = {
     r"lm_head\.weight": 2.4,
     r"model\.embed_tokens\.weight": 0.5,  # where it is the output, too
@@ -60,7 +60,7 @@ LATENT = {
     "qk_rope_head_dim": 32,
     "v_head_dim": 64,
 }
-# Of more experts in more layers rounding to eight bits sends some tokens to other ones.
+# With more experts in more layers, rounding to eight bits sends some tokens to other ones.
 LING = {"moe_intermediate_size": 256, "num_experts": 4, "n_group": 1, "topk_group": 1, "num_hidden_layers": 2}
 FEW_LATENT = {
     "moe_intermediate_size": 256,
@@ -86,17 +86,18 @@ PHI_ROPE = {  # for heads of 64
     "short_mscale": 1.3,
     "long_mscale": 1.3,
 }
-# Of Phi-3.5-MoE llama.cpp takes no means away (LLM_NORM_RMS), so the two agree where these are 0: what the stream is
-# made of has means of 0 in the test's weights. A file that states no jitter shares as llama.cpp does.
+# llama.cpp's norms of Phi-3.5-MoE subtract no means (LLM_NORM_RMS), so the two agree only where these are 0: in the
+# test's weights the parts of the stream have means of 0. A file that states no jitter shares as llama.cpp does.
 CENTRED = {r"model\.embed_tokens\.weight": 1, r".*\.(o_proj|w2)\.(weight|bias)": 0}
-# Of Gemma 3n's first layers llama.cpp measures by one number less how gates deviate, so their blocks say little.
+# In Gemma 3n's first layers llama.cpp divides the deviation of gates by one less, so these blocks are made to count
+# little.
 CUT = r"model\.layers\.\d\.post_feedforward_layernorm\.weight"
 JITTER = b"phimoe.router_jitter_noise"
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    # the golden case, and what it must say otherwise for llama.cpp: that knows no window in files of the architectures
-    # llama, phi3 and starcoder2, and no scale of Gemma's scores but that of the head size. It expects the tokens of the
-    # first Phi-3 in files whose name has phi3 in it.
+    # the golden case, and its changes for llama.cpp: that supports no window in files of the architectures llama, phi3
+    # and starcoder2, and no scale of Gemma's scores but the head size's. It expects the tokens of the first Phi-3 in
+    # files whose name has phi3 in it.
     "llama": ("llama-llama3", {}),
     "llama-yarn": ("llama-yarn", {}),
     "ministral3": ("ministral3", {}),
@@ -108,7 +109,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {"query_pre_attn_scalar": 64}),
     "gemma3": ("gemma3", {"query_pre_attn_scalar": 64}),
-    # There the first 20 layers have keys, the first 10 cut gates, the rank is 64, and logits are capped at 30.
+    # There llama.cpp assumes keys in the first 20 layers, cut gates in the first 10, a rank of 64, and logits capped at
+    # 30.
     "gemma3n": (
         "gemma3n",
         {
@@ -285,15 +287,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "linear_head_dim": 64,
         },
     ),
-    # Without a rank of queries a model is one to llama.cpp if it has as many layers as V2-Lite.
+    # Without a rank of queries llama.cpp knows a model only if it has as many layers as V2-Lite.
     "deepseek2": ("deepseek2", LATENT | FEW_LATENT),
     "glm4moelite": ("glm4moelite", LATENT | FEW_LATENT | {"mlp_layer_types": ["dense", "sparse"]}),
 }
 
-# What llama.cpp has other names for, and what it knows only one value of there.
+# Families that llama.cpp has under other names, with the one value that it knows there.
 NAMED: dict[str, dict[str, Any]] = {
     "bailingmoe": {"first_k_dense_replace": 0, "moe_intermediate_size": 256, "num_key_value_heads": 4},
-    "baichuan": {"num_hidden_layers": 32},  # those of other depths rotate nothing there
+    "baichuan": {"num_hidden_layers": 32},  # other depths rotate nothing there
     "minicpm": {"attention_multiplier": 0.125},
     "orion": {"partial_rotary_factor": 1.0},
     "qwen3vlmoe": {"mlp_only_layers": [], "num_hidden_layers": 2},  # there all layers have experts
@@ -301,8 +303,8 @@ NAMED: dict[str, dict[str, Any]] = {
 }
 
 # By how much the losses of the worst eighth of the tokens may differ, as a part of the text's mean loss. Rounding alone
-# is up to 0.0012 and 0.022: llama.cpp rounds activations to f16 for f16 weights, and both engines to eight bits for
-# quantised ones, each as far from `--device reference` as they are from each other.
+# gives up to 0.0012 and 0.022: llama.cpp rounds activations to f16 for f16 weights, and both engines round to eight
+# bits for quantised ones, each as far from `--device reference` as they are from each other.
 READ_ONLY = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "tq1_0", "tq2_0")
 BOUNDS = {"f16": 0.0015, "q8_0": 0.025, "q4_k_m": 0.025}
 THEIR_OPTIONS = {
@@ -349,7 +351,7 @@ def test_losses_of_tokens(family: str, text: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [*READ_ONLY, "mixed"])
 def test_losses_in_types_that_are_only_read(kind: str, text: Path, tmp_path: Path) -> None:
-    """Random blocks in the place of all matrices of a model, of one type or of all in turn."""
+    """All matrices of a model get random blocks, of one type or of all in turn."""
     source, model = tmp_path / "f32.gguf", tmp_path / f"{kind}.gguf"
     run("convert", make_folder(tmp_path / "llama", *FAMILIES["llama"]), source, "--type", "f32")
     file, random, tensors = open_gguf(source), np.random.RandomState(1), []
@@ -369,7 +371,7 @@ def test_losses_in_types_that_are_only_read(kind: str, text: Path, tmp_path: Pat
 
 
 _INDEXER = {"indexer.head_count": 2, "indexer.key_length": 32}
-# Tensors of some layers, and keys: those of an indexer; keys and values of layers that read those of another one.
+# Tensors of some layers, and keys: an indexer's; keys and values of layers that read those of another layer.
 UNREAD: dict[str, tuple[range, dict[str, tuple[int, ...]], dict[str, Any]]] = {
     "gemma3n": (
         range(20, 30),
@@ -403,7 +405,7 @@ UNREAD: dict[str, tuple[range, dict[str, tuple[int, ...]], dict[str, Any]]] = {
 
 
 def add_unread(path: Path, layers: range, shapes: dict[str, tuple[int, ...]], keys: dict[str, Any]) -> Path:
-    """Give a file what llama.cpp asks for and `mlxr convert` leaves out, such as an indexer that chooses all tokens."""
+    """Give a file what llama.cpp wants and `mlxr convert` leaves out, such as an indexer that chooses all tokens."""
     file, random, out = open_gguf(path), np.random.RandomState(3), path.with_suffix(".unread.gguf")
     tensors = [
         TensorToWrite.from_source(tensor, name=name, type_name=tensor.type_name)
@@ -420,7 +422,7 @@ def add_unread(path: Path, layers: range, shapes: dict[str, tuple[int, ...]], ke
 
 
 def make_folder(folder: Path, case: str, changes: dict[str, Any]) -> Path:
-    """A Hugging Face folder of a golden case in other sizes, with a tokenizer, and surer of what it says."""
+    """Write a Hugging Face folder of a golden case in other sizes, with a tokenizer and surer predictions."""
     config = json.loads((GOLDENS / case / "config.json").read_text()) | SIZES | changes
     shutil.copytree(TOKENIZER, folder)
     (folder / "config.json").write_text(json.dumps(config))
@@ -457,7 +459,7 @@ def read_our_losses(model: Path, text: Path, lines: Path) -> tuple[list[int], ND
 
 
 def compute_their_losses(model: Path, scored: list[int]) -> NDArray[np.float64]:
-    """The loss that llama.cpp has for each token of the text from the second on, which must be `scored`."""
+    """Return llama.cpp's loss for each token of the text from the second on; these must be `scored`."""
     llama = open_llama(model, 512, **THEIR_OPTIONS)
     tokens = llama.tokenize(TEXT.encode(), add_bos=False, special=False)
     assert tokens[1:] == scored

@@ -1,4 +1,5 @@
-"""Families that only GGUF files are known of against llama.cpp: files that `gguf` writes, and llama.cpp quantises.
+"""Families that are known only from GGUF files, against llama.cpp: `gguf` writes the files, and llama.cpp quantises
+them.
 
 `python tests/peers/test_gguf_files.py [NAME ...]` keeps the logits of tiny models in tests/models/gguf_goldens/.
 """
@@ -50,7 +51,7 @@ def quantise_fours(values: NDArray[np.float32]) -> tuple[NDArray[np.uint8], floa
 def write(
     path: Path, name: str, metadata: Mapping[str, Any], arrays: Arrays, kind: type = np.float16, *, fours: bool = False
 ) -> None:
-    """Write a file as `gguf` does; `fours`: layers in NVFP4, each weight with a factor, as of NVIDIA's checkpoints."""
+    """Write a file as `gguf` does; `fours` has NVFP4 layers, each weight with a factor, as in NVIDIA's checkpoints."""
     writer = gguf.GGUFWriter(path, name)
     writer.add_tokenizer_model("no_vocab")
     for key, value in metadata.items():
@@ -117,7 +118,7 @@ def test_losses_of_a_file_of_gguf(name: str, tmp_path: Path) -> None:
 
 
 def test_losses_of_a_file_in_nvfp4(tmp_path: Path) -> None:
-    """As Qwen3, whose tensors Maincoder has: there llama.cpp leaves out the factors of feed-forward blocks."""
+    """As Qwen3, which has Maincoder's tensors: of Maincoder llama.cpp leaves out the factors of feed-forward blocks."""
     name, path = "maincoder", tmp_path / "nvfp4.gguf"
     metadata, arrays = make(name, SIZES)
     tokens = make_tokens(name, SIZES, COUNT)

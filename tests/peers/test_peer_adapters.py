@@ -74,7 +74,7 @@ def compute_our_losses(model: Path, adapter: Path | None) -> tuple[list[int], ND
 
 
 def compare(model: Path, adapter: Path) -> float:
-    """By how much the losses of the worst eighth of the tokens differ, as a part of the mean loss.
+    """Return by how much the losses of the worst eighth of the tokens differ, as a part of the mean loss.
 
     They must differ from those without the adapter by more.
     """
@@ -94,7 +94,7 @@ def compare_without(model: Path) -> float:
 
 
 def pick_worst(ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> float:
-    """The mean difference of the worst eighth of the tokens, as a part of the mean loss."""
+    """Return the mean difference of the worst eighth of the tokens, as a part of the mean loss."""
     return float(np.sort(np.abs(ours - theirs))[-len(ours) // 8 :].mean() / theirs.mean())
 
 
@@ -111,7 +111,7 @@ def test_losses_of_tokens(case: str, kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["demo", "qwen2.5-coder-0.5b"])
 def test_losses_of_real_models(name: str, tmp_path: Path) -> None:
-    """Of quantised files both engines round otherwise; with an adapter they differ by no more than without."""
+    """The engines round quantised files differently; with an adapter they differ by no more than without."""
     model = ASSETS / "demo.gguf" if name == "demo" else find_model(name)
     write_adapter(tmp_path / "adapter.gguf", model, LINEAR, 16, 0.01)
     worst, without = compare(model, tmp_path / "adapter.gguf"), compare_without(model)

@@ -54,7 +54,7 @@ TOPICS = [
 
 @dataclass(frozen=True)
 class Answer:
-    """Token ids of a prompt, and what was answered greedily."""
+    """Token ids of a prompt and of its greedy answer."""
 
     prompt: list[int]
     completion: Completion
@@ -92,7 +92,7 @@ def test_perplexity_of_the_documentation(model: Path, llama: llama_cpp.Llama, tm
 
 
 def test_greedy_text(model: Path, llama: llama_cpp.Llama) -> None:
-    """Token by token what llama.cpp takes, or up to where two tokens are about as likely for both."""
+    """llama.cpp's tokens one by one, or up to where two are about as likely for both."""
     same = 0
     with LLM(model, device="cpu", context_tokens=WINDOW_TOKENS) as llm:
         for answer in answer_all(llm, llama):

@@ -1,7 +1,7 @@
 """Ids, bytes and prompts against llama.cpp and transformers, live, on strings that no golden file has.
 
-Every family of pre-tokenizers is compared with llama.cpp on one vocabulary. llama.cpp's own regular expressions are
-approximations for a few of them; there it is said which strings may differ.
+Every family of pre-tokenizers is compared with llama.cpp on one vocabulary. A few of llama.cpp's own regular
+expressions are approximations; for those the strings that may differ are listed.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ TEMPLATES = ROOT / "tests" / "tokenizers" / "templates"
 
 
 def is_wide_space(character: str) -> bool:
-    """A space outside ASCII: llama.cpp folds them into one class before it looks at ranges of code points."""
+    """True for a space outside ASCII: llama.cpp folds these into one class before it looks at ranges of code points."""
     return character.isspace() and character != " "
 
 
 def is_mark_or_cased(character: str) -> bool:
-    """A combining mark, or a letter with case outside ASCII: llama.cpp takes the latter as of both cases."""
+    """True for a combining mark or a letter outside ASCII, which llama.cpp takes to be of both cases."""
     return unicodedata.category(character) in ("Mn", "Mc", "Me") or (character > "\x7f" and character.isalpha())
 
 
 def is_capital_or_marked(character: str) -> bool:
-    """A capital: of classes of letters by case llama.cpp makes one of all letters, and so cuts no word before one."""
+    """True for a capital: llama.cpp merges the classes of letters by case into one, and so cuts no word before one."""
     return character.isupper() or is_mark_or_cased(character)
 
 
 def is_number(character: str) -> bool:
-    """A digit: what stands before the first ones is cut together with them there, as if no other word ended."""
+    """True for a digit: llama.cpp cuts the text before the first digits together with them, as if no word ended."""
     return character.isnumeric()
 
 
-# Families that llama.cpp only approximates, and what a string must have in it for that to show.
+# Families that llama.cpp only approximates, and a test for strings that can show it.
 APPROXIMATED: dict[str, Callable[[str], bool]] = {
     "deepseek-llm": is_wide_space,
     "deepseek-coder": is_wide_space,
@@ -114,7 +114,7 @@ def test_gemma4_has_the_same_ids_as_llama_cpp(special: bool, strings: list[str])
 
 
 def make_whole_pieces(kind: str, strings: Sequence[str]) -> dict[str, Any]:
-    """A vocabulary of RWKV's kind, or of PLaMo 2's with random scores: bytes, and pieces of some strings."""
+    """Make a vocabulary like RWKV's, or like PLaMo 2's with random scores: bytes, and pieces of some strings."""
     chance = random.Random(7)
     texts = [text[at : at + chance.randint(1, 5)] for text in strings[:600] for at in range(0, len(text), 3)]
     texts = [text for text in texts if "<" not in text and "\0" not in text]  # which C would end there
@@ -255,7 +255,7 @@ def test_same_prompts_as_transformers(template: str, tmp_path: Path, auto_tokeni
 
 
 def copy_folder(name: str, target: Path) -> Path:
-    """A golden folder with the little that transformers wants besides."""
+    """Copy a golden folder, and add the little that transformers needs besides."""
     for file in (FOLDER / name).iterdir():
         (target / file.name).write_bytes(file.read_bytes())
     config = json.loads((target / "tokenizer_config.json").read_text())

@@ -1,5 +1,6 @@
-"""Towers of every kind against llama.cpp's libmtmd: the rows of pictures that need no other size, and the loss of each
-token of the text around them, in random files as its converter writes them."""
+"""Towers of every kind against llama.cpp's libmtmd: rows of pictures in sizes that both keep, and the loss of each
+token of the text around them, in random files as its converter writes them.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ from mlxr.models import Decoder  # noqa: E402
 TEXT = f"the quick brown fox {MARK} jumps over the lazy dog, and the quick brown fox again"
 MOST_ROWS = 1e-3  # of the largest number
 # The rows and columns that a picture becomes, or None for those of its square, and how far losses may be apart; None
-# where llama.cpp's text goes on otherwise: it tells E2B by its width, and has rows of its own for breaks of lines.
+# if llama.cpp's text goes on otherwise: it detects E2B by its width, and has rows of its own for breaks of lines.
 # Rows differ by up to 9e-4 as libmtmd rounds pixels to f16, by 4e-7 where it does not. It cuts all of SmolVLM's.
 CASES: dict[str, tuple[tuple[int, int] | None, float | None]] = {
     "gemma3": (None, 0.01),
@@ -57,9 +58,11 @@ CASES: dict[str, tuple[tuple[int, int] | None, float | None]] = {
 
 
 def change(case: str) -> Golden:
-    """The tiny model as llama.cpp runs it, which takes every sixth layer of Gemma 3 alone for one without a window,
-    caps what Gemma 4 gives, has one size of windows for Qwen2.5-VL, and leaves a pair of Qwen3-VL unturned whose axis
-    has none left, where `transformers` turns it by time: the slowest two of the real ones, but a quick one here."""
+    """Return the tiny model as llama.cpp runs it. That takes only every sixth layer of Gemma 3 for one without a
+    window, caps Gemma 4's logits, and has one size of windows for Qwen2.5-VL. In Qwen3-VL it leaves a pair unturned
+    whose axis has no pairs left, which `transformers` turns by time: one of the two slowest in real models, but a quick
+    one here.
+    """
     golden = read_golden(case)
     text, tower = dict(golden.config["text_config"]), dict(golden.config["vision_config"])
     if case == "gemma3":
@@ -74,7 +77,7 @@ def change(case: str) -> Golden:
 
 
 def roll_positions(path: Path, target: Path) -> Path:
-    """A tower of InternVL as libmtmd reads it: its token besides the patches has the last position, not the first."""
+    """Write a tower of InternVL as libmtmd reads it: its extra token has the last position, not the first."""
     with open_gguf(path) as file:
         numbers = {name: read_numbers(tensor) for name, tensor in file.tensors.items()}
         numbers["v.position_embd.weight"] = np.roll(numbers["v.position_embd.weight"], -1, axis=0)
@@ -124,7 +127,7 @@ def test_rows_and_losses_are_those_of_llama_cpp(case: str, tmp_path: Path) -> No
     start, stop = placed[0].start, placed[0].stop
     events: Any = run(make_engine(model, see(model, tower)), request)[0]
     losses = [-info.chosen.logprob for info in events[0].prompt[1:]]
-    kept = losses[: start - 1] + losses[stop:]  # without that of the token behind the picture
+    kept = losses[: start - 1] + losses[stop:]  # without the token behind the picture
     assert len(kept) == len(theirs)
     assert np.abs(np.array(kept) - theirs).max() < most_loss
     eyes.close()

@@ -1,4 +1,4 @@
-"""Pictures as `transformers` would prepare them, and pictures that want to do harm."""
+"""Pictures as `transformers` would prepare them, and hostile pictures."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_photo_stands_upright() -> None:
 
 
 def lie(width: int, height: int) -> bytes:
-    """A PNG whose header says a size that its data do not have."""
+    """Make a PNG whose header states another size than its data have."""
     data = bytearray(save(paint("RGB", (1, 2, 3))))
     data[16:24] = struct.pack(">2I", width, height)
     data[29:33] = struct.pack(">I", zlib.crc32(bytes(data[12:29])))
@@ -217,7 +217,7 @@ def test_a_process_waits_for_pictures_and_is_replaced() -> None:
 
 
 def test_who_waits_ends_with_whoever_would_ask() -> None:
-    """Also where that one is ended at once, and others that it was forked into live on."""
+    """It also ends if the asking process has exited while a fork of that lives on."""
     program = (
         "import os, sys\n"
         "from mlxr.pictures.decoding import Decoder\n"
@@ -240,5 +240,5 @@ def test_who_waits_ends_with_whoever_would_ask() -> None:
 
 
 def list_states(process_id: str) -> str:
-    """What the system says of a process, nothing where it is gone."""
+    """Return the system's state of a process, or "" if it has ended."""
     return subprocess.run(["ps", "-o", "stat=", "-p", process_id], capture_output=True, text=True, check=False).stdout

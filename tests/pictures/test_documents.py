@@ -1,4 +1,4 @@
-"""Documents become texts and pictures of pages, and those that want to do harm are refused by name."""
+"""Documents become texts and pictures of pages; hostile ones are refused by name."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_broken_documents_never_do_more_than_fail() -> None:
-    """Cut, with bytes changed, or with lengths and sizes that lie: pages or an error in this process, nothing else."""
+    """Cut, changed, or with false lengths and sizes: they give pages or an error in this process, nothing else."""
     whole = make_pdf(["The quick fox", ""])
     chance, failed = random.Random(1), 0
     for _ in range(6):

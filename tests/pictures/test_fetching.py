@@ -1,4 +1,4 @@
-"""Addresses in requests: named origins alone, one look-up, public addresses, no redirects, bounded time and size."""
+"""Addresses in requests: named origins only, one look-up, public addresses, no redirects, bounded time and size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ORIGIN = "https://pictures.example"
 
 
 class Loopback:
-    """A server without TLS that gives every connection one answer and keeps what it was asked."""
+    """A server without TLS that gives every connection one answer and keeps the requests."""
 
     def __init__(self) -> None:
         self.answer: bytes | Callable[[socket.socket], None] = b""
@@ -52,7 +52,7 @@ def loopback() -> Iterator[Loopback]:
 
 @pytest.fixture
 def lookups(loopback: Loopback, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names that were looked up; all of them are a public address, whose server is the one on loopback."""
+    """The looked-up names; all get a public address, whose server is the one on loopback."""
     asked: list[str] = []
 
     def look_up(host: str, port: int, **_: Any) -> list[Any]:
@@ -125,7 +125,7 @@ PRIVATE = (
 def test_private_addresses_are_not_asked(
     loopback: Loopback, lookups: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever a name leads, alone or among public addresses."""
+    """A name may lead to them alone or among public addresses."""
     assert is_public("93.184.215.14")
     assert is_public("2606:2800:21f:cb07:6820:80da:af6b:8b2c")
     assert is_public("64:ff9b::5db8:d70e")

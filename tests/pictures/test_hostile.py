@@ -1,4 +1,4 @@
-"""Pictures that want to do harm become pixels, or are refused with a reason; the process for pictures does not die."""
+"""Hostile pictures become pixels, or are refused with a reason; the process for pictures does not die."""
 
 from __future__ import annotations
 

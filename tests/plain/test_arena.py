@@ -1,4 +1,4 @@
-"""The arena's size follows its settings, its bytes add up, and copied pages are what they were copied from."""
+"""The arena's size follows its settings, its bytes add up, and copied pages equal their originals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everyday runs leave out combinations and long tests, never a value of a parameter; changes bring all back."""
+"""Everyday runs leave out combinations and long tests, never a value of a parameter; changes bring them all back."""
 
 from __future__ import annotations
 

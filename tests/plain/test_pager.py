@@ -1,4 +1,4 @@
-"""Pages are never lost and never used twice: random histories of the pager and of page tables, proved at every step."""
+"""Pages are never lost and never used twice: random histories of the pager and of page tables, checked at each step."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class PagerHistory(RuleBasedStateMachine):
 class PageTableHistory(RuleBasedStateMachine):
     """Sequences write, fork and end. Each must read back what it wrote, whatever the others do.
 
-    `memory` stands for the arena: what was written last in each slot.
+    `memory` stands for the arena: the last value written in each slot.
     """
 
     @initialize(pages=st.integers(8, 40), page_size=st.sampled_from([4, 7, 1, 32]))

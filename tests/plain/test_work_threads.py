@@ -1,4 +1,4 @@
-"""Threads for long work: how many there are, who is refused, and that nobody waits for them at the end."""
+"""Threads for long work: their number, refused work, and an end that waits for none of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Held:
 
 
 def test_work_ends_with_its_threads() -> None:
-    """What is being done keeps nobody from ending, what waits and what comes later is refused."""
+    """Running work ends with its thread and holds nobody up; waiting and later work is refused."""
     threads, work = WorkThreads("test", 1), Held()
 
     def fail() -> None:

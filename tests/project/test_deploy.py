@@ -1,4 +1,4 @@
-"""deploy/ and .github/: files that other programs read are of their form, and the installer refuses what it must."""
+"""deploy/ and .github/: files for other programs are well-formed, and the installer refuses what it must."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 
 
 def find_tool(name: str) -> str:
-    """A program of this environment; the test is skipped where its registry has none for this machine."""
+    """Find a program of this environment; skip the test if its registry has none for this machine."""
     path = Path(sys.executable).parent / name
     if not path.exists():
         pytest.skip(f"{name} is not installed")
@@ -100,7 +100,7 @@ def test_a_failed_installation_leaves_the_old_one_and_removal_takes_all(tmp_path
 
 
 def run_installer(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run deploy/install.sh with its places in `folder`, whose programs come before those of the machine."""
+    """Run deploy/install.sh with its places in `folder`; programs there come before those of the machine."""
     shell = shutil.which("sh")
     assert shell
     own = {"MLXR_HOME": str(folder / "home"), "MLXR_BIN": str(folder / "bin")}

@@ -1,4 +1,4 @@
-"""A family is named in its file, and by tokenizers: all else follows from its layers and its folders."""
+"""Only a family's file, and tokenizers, name the family: all other code follows from its layers and its folders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECURRENCES = {"mamba2"}  # which a family is called after
 
 
 def find_named(source: str) -> set[str]:
-    """Names of families among the words that a source has in quotes, but for its docstrings."""
+    """Find the names of families among the quoted words of a source."""
     return {
         node.value
         for node in ast.walk(ast.parse(source))

@@ -45,7 +45,7 @@ def find_needed(module: str, files: Mapping[str, str]) -> set[str]:
 
 
 def find_circle(files: Mapping[str, str]) -> list[str]:
-    """The modules of a circle in the order in which they import each other; empty if there is none."""
+    """Return the modules of a circle in the order in which they import each other; empty if there is none."""
     try:
         TopologicalSorter({module: find_needed(module, files) for module in files}).prepare()
     except CycleError as error:

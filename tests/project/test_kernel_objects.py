@@ -1,7 +1,7 @@
 """Objects of kernels, which are compiled once per instruction set, share no code by linkage.
 
-The linker keeps one copy of an inline function of many objects, for everyone: it may be the one with instructions that
-the machine lacks. So a kernel object defines nothing weak, and exports its tables only.
+The linker keeps only one of many copies of an inline function, and that may use instructions that the machine lacks. So
+a kernel object defines nothing weak, and exports its tables only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SHARED_KINDS = set("WwVvuC")  # weak functions and objects, unique ones, common 
 
 
 def find_objects() -> list[Path]:
-    """Of the kernels of all tiers, wherever this checkout was built; sanitizers add code of their own."""
+    """Find the objects of kernels of all tiers, in every build of this checkout; sanitizers add code of their own."""
     found = sorted(ROOT.glob("build/**/mlxr_*.dir/**/*.o"))
     return [path for path in found if "sanitized" not in path.parts]
 
@@ -31,7 +31,7 @@ def list_symbols(path: Path) -> list[tuple[str, str]]:
 
 
 def find_faults(symbols: list[tuple[str, str]]) -> list[str]:
-    """What could be shared with, or taken from, an object of another instruction set."""
+    """List the symbols that an object of another instruction set could share or provide."""
     return [
         f"{kind} {name}"
         for kind, name in symbols

@@ -53,7 +53,7 @@ def test_the_keywords_are_those_of_the_rows() -> None:
 
 
 def test_one_more_row_is_one_more_setting(tmp_path: Path) -> None:
-    """In a copy of the package, found without what pip installed of this one."""
+    """In a copy of the package, which is found in place of the installed one."""
     package = tmp_path / "src" / "mlxr"
     shutil.copytree(ROOT / "src" / "mlxr", package, ignore=shutil.ignore_patterns("assets", "__pycache__", "page"))
     shutil.copytree(ROOT / "tools", tmp_path / "tools", ignore=lambda folder, names: set(names) - {Path(TOOL).name})

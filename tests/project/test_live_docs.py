@@ -25,7 +25,7 @@ IS_NUMBER = {"int": "number", "float": "number", "str": "string"}
 
 
 def find_interface(name: str) -> dict[str, str]:
-    """The fields of a TypeScript interface with their types; a `?` counts to the name."""
+    """Return the fields of a TypeScript interface with their types; a `?` belongs to the name."""
     body = re.search(rf"^export interface {name} {{\n(.*?)^}}", SOURCE, re.MULTILINE | re.DOTALL)
     assert body is not None, f"web/src/api/live.ts has no interface {name}"
     return dict(re.findall(r"^  (\w+\??): (.*);$", body[1], re.MULTILINE))
@@ -65,7 +65,7 @@ def test_the_examples_have_these_fields() -> None:
 
 
 def check_example(value: dict[str, Any], kind: Any) -> None:
-    """`value` has the fields of the dataclass `kind`; those with a default may be missing where the class is Change."""
+    """Check that `value` has the fields of the dataclass `kind`; in Change, fields with a default may be missing."""
     hints = get_type_hints(kind)
     assert value.keys() <= hints.keys()
     if kind is not live.Change:

@@ -1,4 +1,4 @@
-"""What the Makefile says on a machine that lacks something, before anything is downloaded or built."""
+"""The Makefile names what a machine lacks before anything is downloaded or built."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_is_missing_is_said_in_one_line(
 
 
 def test_an_environment_leaves_the_interpreter_as_it_is(checkout: Path) -> None:
-    """It links to the one of the system: that belongs to root, and being newer has other environments built again."""
+    """It links to the system's, which belongs to root; a newer file there would have other environments built again."""
     interpreter = checkout / "interpreter"
     interpreter.write_text("")
     os.utime(interpreter, (1, 1))

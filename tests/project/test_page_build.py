@@ -1,4 +1,4 @@
-"""The page that is served was built of the sources in web/; told by digests, so no Node is needed."""
+"""The served page was built from the sources in web/; digests tell, so no Node is needed."""
 
 from __future__ import annotations
 

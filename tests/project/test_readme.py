@@ -1,4 +1,4 @@
-"""The README's file tree and the Makefile's help are what is there."""
+"""The README's file tree and the Makefile's help match the files and targets."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_nothing_is_to_be_installed_from_an_index_that_does_not_have_it() -> Non
 
 
 def test_commands_and_flags_in_all_pages_exist() -> None:
-    """The first pages and the guides are also run; this holds for what stands in the others, such as a large model."""
+    """The first pages and the guides are also run; this covers the others, which may use a large model."""
     flags: dict[str, set[str]] = {}
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").glob("Dockerfile")]:
         text = page.read_text()

@@ -36,7 +36,7 @@ FUNCTIONS = (
     *("arctanh", "cbrt"),
 )
 MENTION = re.compile(rf"\b(np|numpy)\.({'|'.join(FUNCTIONS)})\b")
-# In float64, and either rounded to float32 once or told as a number that nothing is computed from.
+# In float64, and either rounded to float32 once, or only shown and not computed with.
 DOUBLES = {
     "engine/runner.py": {"exp", "log"},
     "kernels/attend/scores.py": {"log"},
@@ -47,8 +47,7 @@ DOUBLES = {
     "server/llamacpp/completion.py": {"exp"},
     "service/validation.py": {"exp", "log"},
 }
-# Of references in a file with other implementations: they define what operators mean; other kernels are compared with
-# them.
+# References in a file with other implementations: they define an operator, and other kernels are compared with them.
 REFERENCES = {
     "kernels/activate/__init__.py": {"exp", "expm1", "tanh"},
     "kernels/attend/__init__.py": {"exp", "tanh"},
@@ -60,7 +59,7 @@ REFERENCES = {
 
 
 def list_uses(path: Path) -> set[str]:
-    """The functions of NumPy's that a file calls or hands on."""
+    """Return NumPy's functions that a file calls or passes on."""
     text = path.read_text()
     if not MENTION.search(text):
         return set()

@@ -37,7 +37,7 @@ def _make_leaf(draw: random.Random, index: int | None = None) -> Schema:
 
 
 def _make_part(draw: random.Random, level: int) -> Schema:
-    """What stands inside a container: mostly leaves, sometimes a smaller container."""
+    """Make a schema for the inside of a container: mostly leaves, sometimes a smaller container."""
     if level > 1 and draw.random() < 0.4:
         return draw.choice(_CONTAINERS[:4])(draw, level - 2)
     return _make_leaf(draw)

@@ -1,4 +1,4 @@
-"""The model that ships with the package answers what it was made for, through the whole stack."""
+"""The model that ships with the package answers questions of the kind it was made for, through the whole stack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo with its draft model answers as it does without, to the bit, and tells what was guessed."""
+"""The demo with its draft model answers as it does without, to the bit, and reports the guesses."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def take_all(
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts are as long as they may be, whatever they cost, since whether they pay depends on how long steps take."""
+    """Make drafts as long as they may be, whatever they cost, since their gain depends on how long steps take."""
     monkeypatch.setattr(Planner, "_choose", take_all)
     monkeypatch.setattr(Planner, "is_due", lambda *_: True)
     monkeypatch.setattr(Planner, "_asks_model", lambda planner, *_: planner.model is not None)
@@ -89,7 +89,7 @@ def test_random_answers_are_those_without_drafts(plain: LLM, draft: str) -> None
 
 
 def test_a_grammar_ends_drafts_that_do_not_fit_it(plain: LLM) -> None:
-    """Of drafts that go on after what the grammar allows, those tokens are never computed."""
+    """Tokens of a draft after those that the grammar allows are never computed."""
     params, grammar = SamplingParams(max_tokens=60), Grammar("json_schema", SCHEMA)
     wanted = plain.chat(QUESTION, params, grammar=grammar)
     with LLM("demo", draft="demo-draft", **OPTIONS) as llm:  # type: ignore[arg-type]

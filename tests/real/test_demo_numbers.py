@@ -1,4 +1,4 @@
-"""Trained weights through every type: perplexity, equal bits, and proof of what ran."""
+"""Trained weights through every type: perplexity, equal bits, and proof of the kernels that ran."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def score(model: str | Path, device: str = "cpu", tokens: int = 1025, kv_type: str | None = None) -> TextScore:
-    """The first `tokens` tokens of the held-out text, in windows of 512."""
+    """Score the first `tokens` tokens of the held-out text, in windows of 512."""
     settings = Settings(device=device, max_sequences=1, kv_type=kv_type)
     with open_model(model, settings) as loaded:
         text = loaded.tokenizer.decode(loaded.tokenizer.encode(HELD_OUT.read_text())[:tokens])

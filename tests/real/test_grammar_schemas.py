@@ -1,4 +1,4 @@
-"""Two hundred JSON schemas on the demo model at temperature 1, side by side: whatever is finished validates."""
+"""Two hundred JSON schemas on the demo model at temperature 1, side by side: every finished answer validates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCHEMAS, MAX_TOKENS, WANTED_SHARE = 200, 256, 0.8
 
 
 def answer_all(loaded: LoadedModel, settings: Settings, compiler: GrammarCompiler) -> dict[int, str]:
-    """The texts of the answers that came to their end, each by the number of its schema."""
+    """Return the texts of the answers that ended by themselves, by the number of their schema."""
     texts: dict[int, list[int]] = defaultdict(list)
     reasons, ids, tokenizer = {}, {}, loaded.tokenizer
     with closing(build_engine(loaded, settings)) as engine:

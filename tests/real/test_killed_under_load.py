@@ -1,7 +1,7 @@
-"""`kill -9` at random moments while the demo model answers with the store on: what is found afterwards is right.
+"""`kill -9` at random moments while the demo model answers with the store on: the files that are left are right.
 
 A child process answers prompts in a loop and is killed. Then this process opens the same store and answers too: every
-token and logprob equals the same request without sharing and store, whatever state the files were left in.
+token and logprob equals the same request without sharing and store, in whatever state the files are.
 """
 
 from __future__ import annotations

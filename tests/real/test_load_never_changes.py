@@ -151,7 +151,7 @@ def sort_events(events: Iterable[TokenEvent]) -> Answers:
 
 
 def without_load(event: TokenEvent) -> tuple[object, ...]:
-    """What must not depend on the load: all but the request's number and where its tokens came from."""
+    """Return the parts of an event that load must not change: all but its request's number and the cached tokens."""
     usage = (event.usage.prompt_tokens, event.usage.completion_tokens)
     return (event.token_id, event.logprob, event.top, event.finish_reason, usage, event.error)
 
@@ -172,7 +172,7 @@ def draw_engine(chance: random.Random, demo: Demo, threads: int) -> Engine:
 
 
 def run_schedule(seed: int, demo: Demo) -> Engine:
-    """Submit, cancel and preempt at random, and compare every answer; the engine afterwards."""
+    """Submit, cancel and preempt at random, and compare every answer; return the engine."""
     chance = random.Random(seed)
     threads = chance.choice([1, 2])
     engine = draw_engine(chance, demo, threads)
@@ -221,7 +221,7 @@ def test_schedule_changes_no_bit(seed: int, demo: Demo) -> None:
 
 @pytest.mark.slow
 def test_the_schedules_are_not_harmless(demo: Demo) -> None:
-    """The first schedules, which change no bit either, preempt, compute again, share, read from disk and evict."""
+    """The first schedules, which change no bit, preempt, compute again, share, read from disk and evict."""
     stats = [run_schedule(seed, demo).stats() for seed in range(TOGETHER)]
     assert sum(one.preemptions for one in stats) > 10
     assert sum(one.recomputed_tokens for one in stats) > 10

@@ -54,7 +54,7 @@ def serve(path: Path, home: Path) -> Iterator[RealServer]:
 
 
 def read_address(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Where the server listens, read from what it prints, once it is ready."""
+    """Return the server's address, read from its output, once it is ready."""
     end_s = time.monotonic() + WAIT_S
     while process.poll() is None and time.monotonic() < end_s:
         text = log.read_text()

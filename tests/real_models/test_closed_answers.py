@@ -1,4 +1,4 @@
-"""How many tokens an answer under a grammar may have does not change what a real model says, as long as it fits."""
+"""A limit on the tokens of an answer under a grammar does not change a real model's text, as long as it fits."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_number_and_a_city_are_the_same_with_few_tokens(coder: RealServer) -> 
 
 
 def test_more_tokens_change_no_answer_that_ends_by_itself() -> None:
-    """And nearly all that are cut are whole as soon as some way to an end fits."""
+    """Nearly all cut answers are whole as soon as some way to an end fits."""
     more = range(MORE_TOKENS + 1) if amounts.is_thorough else (0, 1, 20, MORE_TOKENS)
     model = str(find_model("qwen2.5-coder-0.5b"))
     with LLM(model, arena_bytes=1 << 29, max_sequences=72, context_tokens=2048) as llm:

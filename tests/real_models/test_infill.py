@@ -1,4 +1,4 @@
-"""What a real model writes into gaps in code, by each route that has them: what it writes is run."""
+"""A real model fills gaps in code, by each route that has them: the filled code is run."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ ANSWERS = {
 
 
 def evaluate(folder: Path, client: str, task: dict[str, object], **arguments: object) -> list[dict[str, object]]:
-    """Run lm-eval on `task`; its samples, in order."""
+    """Run lm-eval on `task`; return its samples, in order."""
     if importlib.util.find_spec("lm_eval") is None:
         pytest.skip("lm_eval is not installed")
     data = folder / "sentences.jsonl"

@@ -1,4 +1,4 @@
-"""What a real model writes under schemas, and the tools it calls, in all three dialects."""
+"""A real model writes answers under schemas, and calls tools, in all three dialects."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_answers_are_of_their_schema(coder: RealServer, index: int) -> None:
 
 
 def assert_nothing_is_invented(value: object, schema: Schema) -> None:
-    """Objects that name their properties have no others, as far as the schema says so without references."""
+    """Assert that objects with named properties have no others, as far as the schema says so without references."""
     if isinstance(value, dict) and "properties" in schema and "allOf" not in schema:
         assert set(value) <= set(schema["properties"])
         for name, member in value.items():

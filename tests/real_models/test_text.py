@@ -1,4 +1,4 @@
-"""What real models write and predict: greedy text, perplexity, chat, long contexts, and pages kept on disk."""
+"""Real models' texts and predictions: greedy text, perplexity, chat, long contexts, and pages kept on disk."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A hub of models on loopback, as far as pulling needs one, and as ill-behaved as a test asks for.
 
 It answers `/api/models/{owner}/{repo}` with the listing, sizes and checksums, and `/{owner}/{repo}/resolve/...` with
-bytes, ranges included. `Behaviour` is what it does wrong with a file.
+bytes, ranges included. `Behaviour` states its faults with a file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REVISION = "c0ffee" + "0" * 34
 
 @dataclass
 class Behaviour:
-    """`drop_after` bytes the connection ends, each time; `refusals` answers are errors `status` before it serves."""
+    """Faults: each connection ends after `drop_after` bytes; the first `refusals` answers are errors `status`."""
 
     drop_after: int | None = None
     drops: int = 10**9
@@ -53,7 +53,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class FakeHub:
-    """`with FakeHub() as hub`: `hub.url` is its endpoint, `hub.requests` what was asked: path and Range."""
+    """`with FakeHub() as hub`: `hub.url` is its endpoint, `hub.requests` are the requests: path and Range."""
 
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}

@@ -1,4 +1,4 @@
-"""Models for the registry's tests: a few bytes that say how long they must be, so that half a model is seen."""
+"""Models for the registry's tests: a few bytes that say how long they must be, so that half a model is noticed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlxr.registry import ModelFacts, Registry
 
 
 def make_model(seed: int = 0, size_bytes: int = 1000, *, sees: bool = False) -> bytes:
-    """A paper model: its length and the checksum of its body in front. One that `sees` takes towers."""
+    """Make a paper model: its length and the checksum of its body come first. One that `sees` takes towers."""
     body = hashlib.shake_128(b"%d" % seed).digest(size_bytes)
     kind = b"seeing" if sees else b"paper"
     return kind + b" %d %s\n" % (size_bytes, hashlib.sha256(body).hexdigest().encode()) + body
@@ -21,7 +21,7 @@ TOWER = b"tower\n" + bytes(2000)
 
 
 def inspect_paper(path: Path, tower: Path | None = None, /) -> ModelFacts:
-    """The facts of one file, or of all parts beside it, with a tower that fits; refuses what is not whole."""
+    """Return the facts of one file, or of all parts beside it, with a tower that fits; refuse incomplete ones."""
     if path.is_dir():
         files = sorted(entry for entry in path.iterdir() if entry.suffix in {".safetensors", ".json"})
     elif "-00001-of-" in path.name:

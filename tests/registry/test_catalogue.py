@@ -1,4 +1,4 @@
-"""The catalogue where the disk or another process does not let it be used as usual."""
+"""The catalogue when the disk or another process keeps it from being used as usual."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_models_are_found_where_nothing_can_be_written(registry: Registry, model
 
 @pytest.mark.parametrize("torn", [False, True])
 def test_a_log_that_nobody_wrote_back_is_read(registry: Registry, model_file: Path, tmp_path: Path, torn: bool) -> None:
-    """As a process leaves it that was killed: finished transactions count, the rest of the log does not."""
+    """A killed process leaves it so: finished transactions count, the rest of the log does not."""
     registry.import_file(model_file, "first")
     with closing(connect(registry)) as keeper:  # so that the log stays
         keeper.execute("SELECT * FROM models").fetchall()

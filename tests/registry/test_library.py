@@ -1,4 +1,4 @@
-"""The table of well-known models: its names, what they mean to `pull`, and how it is brought up to date."""
+"""The table of well-known models: its names, the files that `pull` takes for them, and its updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names: what they may be, what they mean, and that none of them is a path."""
+"""Names: the allowed ones, the models that they mean, and that none of them is a path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modelfiles and generation options: what is read, what is refused, and that what is written reads back."""
+"""Modelfiles and generation options: what is read or refused, and that written ones read back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pulling from a hub that is sometimes honest: choice of files, resuming, checksums, and what is kept when it fails."""
+"""Pulling from a hub that is sometimes honest: choice of files, resuming, checksums, and files kept after a failure."""
 
 from __future__ import annotations
 
@@ -379,7 +379,7 @@ def test_a_pull_that_waits_for_a_slow_head_ends_when_it_is_told(registry: Regist
 
 
 def test_the_head_of_an_answer_has_a_time_in_all(slow_hub: SlowHub) -> None:
-    """Each byte comes within the time for one read; together they never end."""
+    """Each byte comes within the time for one read, but the head never ends."""
     with (
         HubClient(Stop(), head_timeout_s=0.1) as client,
         pytest.raises(HubError, match=r"no whole head of an answer came within 0\.1 s"),

@@ -16,7 +16,7 @@ from mlxr.registry.record import AdapterFacts
 
 
 def inspect_adapter(path: Path, base: Path) -> AdapterFacts:
-    """The files of a paper adapter: it fits where the base is longer than it."""
+    """Return the facts of a paper adapter, which fits if the base is longer than it."""
     files = tuple(sorted(path.iterdir())) if path.is_dir() else (path,)
     if not all(file.is_file() for file in files):
         raise NotFound(f"{path}: no such adapter")

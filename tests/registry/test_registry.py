@@ -1,4 +1,4 @@
-"""The registry's front door: import, add, derive, copy, remove, and what must not be touched or followed."""
+"""The registry's front door: import, add, derive, copy, remove, and files that it must not touch or follow."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ MODEL_BYTES = 400_000
 
 
 def work_for_ever(folder: Path, endpoint: str, seed: int) -> None:
-    """What the child does."""
+    """Change the registry at random until killed, as the child process."""
     registry, rng = paper_registry(folder), random.Random(seed)
     print("working", os.getpid(), flush=True)
     while True:
@@ -74,7 +74,7 @@ def start_children(folder: Path, endpoint: str) -> None:
 
 
 def check_models(registry: Registry) -> int:
-    """Every listed model is whole; their number."""
+    """Check that every listed model is whole; return their number."""
     records = registry.list()
     for record in records:
         assert record.problem is None

@@ -38,7 +38,7 @@ class Gate:
         self.on_step(self.steps)
 
     def open_session(self, record: ModelRecord, settings: Settings, memory_bytes: int) -> Session:
-        """What the pool loads."""
+        """Open a session whose model waits at this gate; the pool of models calls it."""
         loaded = open_model(record.path, settings)
         gated = replace(loaded, name=record.short_name, model=GatedModel(loaded.model, self))  # type: ignore[arg-type]
         return Session(gated, settings, memory_bytes=memory_bytes)
@@ -58,6 +58,6 @@ class GatedModel:
         return self._model.forward(*arguments, **options)
 
     def forward_hidden(self, *arguments: Any, **options: Any) -> Any:
-        """What embeddings are made of."""
+        """Compute the states for embeddings once the gate lets it."""
         self._gate.enter()
         return self._model.forward_hidden(*arguments, **options)

@@ -12,7 +12,7 @@ from live_view import Json, LiveView
 
 @contextmanager
 def watch(client: httpx.Client, **params: str) -> Iterator[Iterator[tuple[str, Json]]]:
-    """The events of a live stream while it is open."""
+    """Watch a live stream; yields its events."""
     with client.stream("GET", "/v1/admin/live", params=params) as response:
         assert response.status_code == 200, response.read()
         yield read_events(response)
@@ -29,7 +29,7 @@ def read_events(response: httpx.Response) -> Iterator[tuple[str, Json]]:
 
 
 def follow(events: Iterator[tuple[str, Json]], is_done: Callable[[LiveView], bool]) -> LiveView:
-    """Apply events until `is_done`."""
+    """Apply events until `is_done`; return the view."""
     view = LiveView()
     for event, data in events:
         view.apply(event, data)

@@ -91,7 +91,7 @@ MakeServer = Callable[..., RunningServer]
 
 @contextmanager
 def spawn_server(**settings: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process `mlxr serve` with `settings` once it can be asked, and its address; it is killed at the end."""
+    """Start a process `mlxr serve` with `settings`; yields it once it answers, with its address; killed at the end."""
     given = {"arena_bytes": "64M", "threads": 1, **settings}
     own = {f"MLXR_{name.upper()}": str(value) for name, value in given.items()}
     command = [sys.executable, "-m", "mlxr", "serve", "--port", "0", "--log-level", "warning"]
@@ -107,7 +107,7 @@ def spawn_server(**settings: object) -> Iterator[tuple[subprocess.Popen[str], st
 
 
 def wait_until(happened: Callable[[], bool]) -> None:
-    """Return when it has; what is waited for must be sure to come, however slow the machine is."""
+    """Wait until it has happened, which must be sure to come, however slow the machine is."""
     end_s = time.monotonic() + READY_S
     while not happened():
         assert time.monotonic() < end_s, "it never happened"
@@ -115,7 +115,7 @@ def wait_until(happened: Callable[[], bool]) -> None:
 
 
 def read_engine(client: httpx.Client) -> dict[str, Any]:
-    """The figures of the one loaded model's engine, as they are between two of its steps."""
+    """Read the figures of the one loaded model's engine, from between two of its steps."""
     end_s = time.monotonic() + READY_S
     while True:
         (cache,) = client.get("/v1/admin/cache").json()["caches"]

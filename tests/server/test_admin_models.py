@@ -1,4 +1,4 @@
-"""What a model would take in memory, imports from listed folders alone, and what the server says of itself."""
+"""The memory that a model would take, imports from listed folders alone, and the server's report about itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that is killed in the middle of a long answer has left the pages of its prompt on disk."""
+"""A server that is killed in the middle of a long answer leaves the pages of its prompt on disk."""
 
 from __future__ import annotations
 

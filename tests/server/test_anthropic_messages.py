@@ -298,7 +298,7 @@ def test_an_unknown_model_is_not_found(ai: anthropic.Anthropic) -> None:
 
 
 def ask_as_claude_code(server: str, nonce: str) -> httpx.Response:
-    """What Claude Code sends, all of it in one request."""
+    """Send one request with everything that Claude Code sends."""
     hint = {"cache_control": {"type": "ephemeral", "ttl": "1h", "scope": "global"}}
     call = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Rome"}}
     found = [{"type": "tool_reference", "tool_name": "get_time"}, {"type": "text", "text": "sunny", **hint}]

@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md names files that are there, and its drawings of a request and of a load are what happens."""
+"""ARCHITECTURE.md names files that exist, and its drawings of a request and of a load show the real calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work that hangs holds up nobody else: hubs that never answer, a catalogue that is held, disks that take nothing."""
+"""Work that hangs holds up nothing else: hubs that never answer, a locked catalogue, disks that take nothing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def assert_answers(client: httpx.Client) -> None:
 
 
 def test_pulls_from_a_hub_that_never_answers(here: RunningServer, slow_hub: SlowHub) -> None:
-    """Others are answered meanwhile, more pulls than may be are refused, and the server ends."""
+    """Other requests are answered meanwhile, pulls beyond the bound are refused, and the server ends."""
     statuses: list[int] = []
 
     def pull(number: int) -> None:
@@ -114,7 +114,7 @@ def test_a_catalogue_that_another_process_holds(here: RunningServer) -> None:
 
 
 def test_loaded_models_answer_where_the_catalogue_cannot_be_read(here: RunningServer) -> None:
-    """Also under names by which they were never asked for."""
+    """Also by names that no request has used before."""
     path = Path(str(here.settings.models_folder)) / CATALOGUE_NAME
     with here.client() as client:
         client.post("/api/create", json={"model": "mine", "from": "demo", "stream": False}).raise_for_status()
@@ -128,7 +128,7 @@ def test_loaded_models_answer_where_the_catalogue_cannot_be_read(here: RunningSe
 
 
 def test_a_folder_that_takes_nothing(make_server: MakeServer, tmp_path: Path) -> None:
-    """The server starts, lists and answers; only what has to be written is refused, with what helps."""
+    """The server starts, lists and answers; only writes are refused, with a remedy."""
     first = make_server()
     with first.client() as client:
         client.post("/api/create", json={"model": "mine", "from": "demo", "stream": False}).raise_for_status()
@@ -147,7 +147,7 @@ def test_a_folder_that_takes_nothing(make_server: MakeServer, tmp_path: Path) ->
 
 
 def test_a_long_step_holds_up_no_figures(here: RunningServer) -> None:
-    """What `top`, the page and /metrics read comes while the engine computes, with the age of what it counts."""
+    """Figures for `top`, the page and /metrics come while the engine computes, and say how old they are."""
     (model,) = here.app.state.parts.pool.running()
     entered, opened = threading.Event(), threading.Event()
 

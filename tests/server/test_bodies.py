@@ -1,4 +1,4 @@
-"""What a body may hold: counted exactly, in pieces, before anything is made of it."""
+"""Bounds of a request's body: its parts are counted exactly, block by block, before it is parsed."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_long_texts_and_as_many_ids_as_are_allowed_pass() -> None:
 
 
 def test_a_list_ends_at_its_first_wrong_item(client: httpx.Client) -> None:
-    """Not every one of them becomes an error, which would take seconds."""
+    """The other wrong items do not become errors, which would take seconds."""
     many = ["a"] * 100_000
     refused = client.post("/detokenize", json={"tokens": many})
     assert refused.status_code == 400

@@ -116,7 +116,7 @@ def test_a_schema_holds_for_the_answer_alone(
 
 
 def test_what_is_thought_is_told_from_what_is_said(ai: openai.OpenAI, server: str, model: str) -> None:
-    """An answer that goes on inside a thought is thought, in every dialect."""
+    """An answer that continues a thought is a thought, in every dialect."""
     message = chat(ai, model, BEGUN, max_tokens=8).choices[0].message
     assert (message.content, len(message.reasoning_content) > 0) == ("", True)
     chunks = chat(ai, model, BEGUN, max_tokens=8, stream=True)

@@ -1,4 +1,4 @@
-"""How many connections a server has, whom it closes for others, and what it tells of a lack."""
+"""Connections of a server: their bound, which ones it closes for others, and its log when descriptors run short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client that goes takes its answers along, whatever it asked for; one that stays gets errors in its dialect."""
+"""The answers of a client that leaves end, whatever it asked for; one that stays gets errors in its dialect."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def gated(gate: Gate, make_server: MakeServer) -> Iterator[RunningServer]:
 def test_a_stream_that_is_left(gate: Gate, gated: RunningServer, kind: str) -> None:
     path, body = BODIES[kind]
     with gated.client() as client, gated.client() as other:
-        gate.let(4)  # before the request: of several texts the later ones start between two steps
+        gate.let(4)  # before the request, as later texts of several start between two steps
         with client.stream("POST", path, json={**body, "stream": True}) as response:
             assert response.status_code == 200
             wait_until(lambda: gate.steps == 4)

@@ -173,7 +173,7 @@ def test_logprobs_of_half_characters() -> None:
 
 
 def test_logprobs_of_an_echo() -> None:
-    """Nothing is before the first token of a prompt; of alternatives that read alike the likeliest counts."""
+    """The first token of a prompt has no log-probability; of alternatives that read alike the likeliest counts."""
     unknown = TokenInfo(TokenLogprob(97, float("nan")))
     half = TokenInfo(TokenLogprob(301, -4.0), (TokenLogprob(300, -0.25),))
     events: list[Event] = [

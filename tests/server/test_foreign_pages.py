@@ -1,4 +1,4 @@
-"""What web pages of others can reach, on every route there is: nothing that changes, costs or reveals anything.
+"""Web pages of others reach nothing, on any route, that changes, costs or reveals anything.
 
 The routes are read from the servers, so a new one is covered without a word here.
 """
@@ -49,7 +49,7 @@ def public(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 @dataclass(frozen=True)
 class Reply:
-    """A reply; of one without an end, such as a live view, the text is what came first."""
+    """A reply; of an endless one, such as a live view, `text` is its beginning."""
 
     status_code: int
     headers: httpx.Headers
@@ -57,7 +57,7 @@ class Reply:
 
 
 def read_beginning(reply: httpx.Response) -> str:
-    """All of a reply, or what came of it until READ_S were over, or as long passed without a word."""
+    """Read a reply to its end, or until READ_S are over or pass without a word."""
     parts: list[str] = []
     end_s = monotonic() + READ_S
     reply.request.extensions["timeout"]["read"] = READ_S  # from here on; until it began, it had the usual time
@@ -174,7 +174,7 @@ def test_a_model_is_not_loaded_for_a_picture_of_a_foreign_page() -> None:
 
 
 def test_programs_and_the_page_itself_pass_everywhere(local: RunningServer, public: RunningServer) -> None:
-    """None of these is refused for where it comes from; most are for what they send."""
+    """None of these is refused for its origin; most are for their content."""
     for server in (local, public):
         port = server.url.rpartition(":")[2]
         for host in (f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}", f"192.168.7.9:{port}"):

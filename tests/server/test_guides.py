@@ -38,7 +38,7 @@ START_S, PAGE_S = 60, 120
 
 
 def read_steps(text: str) -> list[tuple[str, str | None]]:
-    """What the shell does for each block that runs, and what its page says that it prints."""
+    """Return a shell command for each block that runs, with the output that its page shows, if any."""
     steps: list[tuple[str, str | None]] = []
     for language, body in BLOCK.findall(text):
         if language == "text":
@@ -93,7 +93,7 @@ def run_page(text: str, folder: Path, environment: dict[str, str], port: int) ->
     """Run the blocks of a page; each with what it should print and what it printed."""
     steps = read_steps(text)
     script = "".join(f"{step}\necho; echo '{MARK}'\n" for step, _ in steps)
-    script = re.sub(r"^mlxr serve demo &$", ":", script, flags=re.MULTILINE)  # that one is running
+    script = re.sub(r"^mlxr serve demo &$", ":", script, flags=re.MULTILINE)  # it is already running
     script = script.replace("11434", str(port)).replace("11435", str(free_port()))
     output = b""
     ends = time.monotonic() + PAGE_S

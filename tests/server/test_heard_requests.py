@@ -1,4 +1,4 @@
-"""Sounds in requests, in programs and commands, and what a model that hears says of them."""
+"""Sounds in requests, in programs and in commands, and the answers of a model that hears."""
 
 from __future__ import annotations
 

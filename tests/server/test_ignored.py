@@ -113,7 +113,7 @@ def test_hints_for_drafts_that_do_not_exist_here_pass(client: httpx.Client) -> N
 
 
 def test_a_prediction_has_no_effect_where_there_are_no_drafts(make_server: MakeServer) -> None:
-    """But it is compared with the answer."""
+    """It is compared with the answer nevertheless."""
     asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "temperature": 0}
     with make_server(draft="off").client() as client:
         said = client.post("/v1/chat/completions", json=asked).json()["choices"][0]["message"]["content"]

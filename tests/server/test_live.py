@@ -1,4 +1,4 @@
-"""The live stream: a snapshot, then changes that add up; one model or another; bounds; nothing when nobody watches."""
+"""The live stream: a snapshot, then changes that add up; one model or another; bounds; no work without watchers."""
 
 from __future__ import annotations
 

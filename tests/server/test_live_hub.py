@@ -1,4 +1,4 @@
-"""Watchers that read slowly or not at all, engines that are slow or fail, who comes when: over engines that count."""
+"""Watchers that read slowly or not at all, engines that are slow or fail, late arrivals: over engines that count."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class CountingPool:
 
 
 async def read_until(watcher: Watcher, view: LiveView, is_done: Callable[[LiveView], bool]) -> None:
-    """Apply what comes until `is_done`."""
+    """Apply events until `is_done`."""
     async with asyncio.timeout(20):
         while not is_done(view):
             frames = await watcher.take()
@@ -103,7 +103,7 @@ def run(pool: CountingPool, talk: Callable[[Hub], Awaitable[None]], max_watchers
 
 
 def is_right(session: CountingSession) -> Callable[[LiveView], bool]:
-    """Whether a view knows as many steps as there were, after at least ten."""
+    """Return a check that a view has counted as many steps as the session, which must have made more than ten."""
     return lambda view: view.counters["steps"] == session.steps > 10
 
 
@@ -213,7 +213,7 @@ def test_a_watcher_moves_to_the_model_that_is_left() -> None:
     async def talk(hub: Hub) -> None:
         anyone, only, view = hub.enter(None), hub.enter("a"), LiveView()
         await read_until(anyone, view, lambda view: view.snapshot["model"]["name"] == "a" if view.snapshot else False)
-        pool.models = dict(reversed(pool.models.items()))  # b is used: whoever watches a stays with it
+        pool.models = dict(reversed(pool.models.items()))  # b is used, but a watcher of a stays with a
         await read_until(anyone, view, lambda view: view.counters["steps"] > view.snapshot["counters"]["steps"] + 9)
         assert view.snapshot["model"]["name"] == "a"
         gone = pool.models.pop("a").session
@@ -234,7 +234,7 @@ def test_an_engine_that_stops_first_takes_no_watcher_along() -> None:
     async def talk(hub: Hub) -> None:
         watcher, view = hub.enter(None), LiveView()
         await read_until(watcher, view, is_right(session))
-        session.error = EngineStopped()  # and yet the pool lists it for a while
+        session.error = EngineStopped()  # the pool lists it for a while nevertheless
         await asyncio.sleep(0.05)
         pool.models = CountingPool("a").models
         again = pool.models["a"].session
@@ -251,7 +251,7 @@ def test_a_record_that_was_forgotten_begins_again() -> None:
         watcher, view = hub.enter(None), LiveView()
         await read_until(watcher, view, is_right(session))
         session.is_recording = False
-        session.steps += 1000  # of which no change will tell
+        session.steps += 1000  # no change will report these
         await read_until(watcher, view, lambda view: view.counters["steps"] == session.steps > 1010)
 
     run(pool, talk)
@@ -292,21 +292,21 @@ def test_the_task_and_the_records_end_with_the_last_watcher() -> None:
 
 def test_readings_that_take_long_come_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "MAX_INTERVAL_S", 1000.0)
-    monkeypatch.setattr(live, "MAX_SHARE", 0.5)  # of what the test takes itself, little is waited for
+    monkeypatch.setattr(live, "MAX_SHARE", 0.5)  # the wait for the test's own time stays short
     pool = CountingPool("a")
     session = pool.models["a"].session
 
     async def talk(hub: Hub) -> None:
         first, one = hub.enter(None), LiveView()
         await read_until(first, one, lambda view: view.counters["steps"] > 5)
-        session.processor_s = 400.0  # the next reading may come after as much time twice
+        session.processor_s = 400.0  # the next reading may come after twice that time
         steps = session.steps
         await read_until(first, one, lambda view: view.counters["steps"] > steps)
         seen = session.steps
         for _ in range(20):
             await asyncio.sleep(0.002)
         assert session.steps == seen
-        second, other = hub.enter(None), LiveView()  # who comes new does not wait
+        second, other = hub.enter(None), LiveView()  # a new watcher does not wait
         await read_until(second, other, lambda view: view.counters["steps"] > steps)
         assert session.steps == seen + 1
 

@@ -1,4 +1,4 @@
-"""The routes of llama.cpp's server: completions in its own shape, properties, slots, vectors, what is refused."""
+"""The routes of llama.cpp's server: completions in its own shape, properties, slots, vectors, refusals."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_streams_tell_how_much_of_the_prompt_was_read_and_the_time_of_each_token
     assert len(reads) > 2
     assert {(one["total"], one["cache"]) for one in told} == {(reads[-1], reads[0])}
     assert [one["time_ms"] for one in told] == sorted(one["time_ms"] for one in told)
-    assert path != "/chat/completions" or "timings" not in chunks[0]  # which only says whose turn it is
+    assert path != "/chat/completions" or "timings" not in chunks[0]  # this only says whose turn it is
     counts = [chunk["timings"]["predicted_n"] for chunk in chunks if "timings" in chunk]
     assert counts == sorted(counts)
     assert counts[-1] == 5

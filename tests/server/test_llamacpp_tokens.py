@@ -1,4 +1,4 @@
-"""Tokens and templates as llama.cpp's server has them, and what is refused there."""
+"""Tokens and templates as llama.cpp's server has them, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The requests that lm-evaluation-harness sends, and what it makes of the replies.
+"""The requests that lm-evaluation-harness sends, and its reading of the replies.
 
 Its models `local-completions` and `local-chat-completions` (0.4.13) are not installed here: the bodies are theirs,
 and `read_logprobs` reads a reply as theirs does.
@@ -37,7 +37,7 @@ def score(api: httpx.Client, prompt: object, **changed: object) -> httpx.Respons
 
 
 def read_logprobs(reply: dict[str, list[dict[str, dict[str, list[object]]]]], contexts: list[int]) -> list[Scored]:
-    """For each prompt the log-probability of what follows its context, and whether it is what greedy would give."""
+    """Return for each prompt the log-probability of its continuation, and True if that is the greedy one."""
     results = []
     for choice, skipped in zip(sorted(reply["choices"], key=lambda one: one["index"]), contexts, strict=True):  # type: ignore[arg-type, return-value]
         own = choice["logprobs"]["token_logprobs"][skipped:-1]
@@ -57,7 +57,7 @@ def test_the_tokenizer_is_found(api: httpx.Client) -> None:
 
 
 def test_loglikelihoods_of_a_batch(api: httpx.Client) -> None:
-    """A list of lists of tokens: every prompt's result is the one it has alone, to the bit."""
+    """Each prompt's result equals its result alone, to the bit."""
     pairs = [(encode(api, context), encode(api, ending)) for context, ending in product(CONTEXTS, ENDINGS)]
     prompts, contexts = [context + ending for context, ending in pairs], [len(context) for context, _ in pairs]
     together = read_logprobs(score(api, prompts).json(), contexts)
@@ -68,7 +68,7 @@ def test_loglikelihoods_of_a_batch(api: httpx.Client) -> None:
 
 
 def test_what_greedy_gave_is_greedy(api: httpx.Client) -> None:
-    """The log-probabilities of an answer are the same when it comes again as part of a prompt."""
+    """An answer has the same log-probabilities when it comes again as part of a prompt."""
     context = encode(api, CONTEXTS[1])
     answer = score(api, context, max_tokens=9, echo=False).json()["choices"][0]
     ending = encode(api, answer["text"])

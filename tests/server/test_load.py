@@ -1,4 +1,4 @@
-"""Many streams at once, some of whose clients go: every answer is what it is alone, and every page comes back.
+"""Many streams at once, and clients that leave some: every answer is the same as alone, and every page comes back.
 
 The long form, with 256 clients for minutes, is bench/server_load.py.
 """
@@ -21,7 +21,7 @@ QUESTIONS = ("What does os.path.join do?", "What is json.dumps?", "How do I read
 
 @dataclass(frozen=True)
 class Answer:
-    """What a stream said: its text, the tokens in order as their spelling, and how many the server counted."""
+    """The contents of a stream: its text, each token's spelling in order, and the server's count of tokens."""
 
     text: str
     tokens: tuple[str, ...]
@@ -47,7 +47,7 @@ def make_body(number: int) -> dict[str, object]:
 
 
 async def ask(client: httpx.AsyncClient, number: int, leave_after: int | None = None) -> Answer | None:
-    """One streamed answer; None when the client left after so many chunks."""
+    """Stream one answer; return None if the client left after so many chunks."""
     texts: list[str] = []
     tokens: list[str] = []
     counted = chunks = 0

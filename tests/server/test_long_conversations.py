@@ -97,7 +97,7 @@ def test_where_the_server_shortens(client: httpx.Client, model: str, send: Send,
 
 @pytest.mark.parametrize("send", [send_chat, send_llamacpp, send_message])
 def test_where_the_client_shortens(client: httpx.Client, model: str, send: Send) -> None:
-    """It is told that the context is full, drops the oldest message, whosever it is, and asks again."""
+    """It hears that the context is full, drops the oldest message, and asks again."""
     talk, refused = make_turns(TURNS), 0
     for _ in range(2 * TURNS):
         reply = send(client, model, talk)
@@ -156,7 +156,7 @@ def show(request: ChatRequest) -> str:
         ("suau", 5, "suau"),
         ("suau", 4, "su"),
         ("suauau", 6, "suau"),
-        ("auau", 4, "uau"),  # what the assistant began with is no turn of the user's
+        ("auau", 4, "uau"),  # a beginning by the assistant is no turn of the user's
         ("usauadu", 7, "usauadu"[1:].replace("a", "", 1)),  # instructions stay where they are
         ("auau", 3, "u"),
         ("uauctctau", 8, "uctctau"),

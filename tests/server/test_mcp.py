@@ -1,4 +1,4 @@
-"""Servers of tools by command and by address: what is allowed, what they answer, and what bounds them."""
+"""Servers of tools by command and by address: which are allowed, their answers, and their bounds."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_program_is_bounded_and_started_again(client: httpx.Client, monkeypatc
 
 
 def test_programs_end_with_the_server(make_server: MakeServer, tmp_path: Path) -> None:
-    """Also one that does not end when its input is closed, and what it started."""
+    """Also a program that does not end when its input is closed, and the processes that it started."""
     pids = tmp_path / "pids"
     stubborn = f"sh -c 'trap \"\" TERM; sleep 60 & echo $$ $! >{pids}; {COMMAND}; sleep 60'"
     running = make_server(mcp_commands=[f"stubborn={stubborn}"])

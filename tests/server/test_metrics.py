@@ -1,4 +1,4 @@
-"""What /metrics tells after known requests."""
+"""The numbers in /metrics after known requests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ASKED_BY_VLLMS_DASHBOARD = [
 
 
 def read(client: httpx.Client) -> Samples:
-    """Once no other request is in flight: a reply can be here before its request is counted."""
+    """Read the metrics once no other request is in flight, as a reply can come before its request is counted."""
     while (samples := read_now(client))["mlxr_requests_in_flight", ()] > 1:
         pass
     return samples
@@ -105,7 +105,7 @@ def test_answers_whose_client_left_are_counted(make_server: MakeServer) -> None:
 
 
 def test_rules_for_the_names_of_other_servers(make_server: MakeServer) -> None:
-    """They ask for series that there are, and leave out labels that these have; vLLM's dashboard finds its own."""
+    """They ask for existing series, and leave out labels that these have; vLLM's dashboard finds its own."""
     with make_server(page_size=16).client() as client:
         for _ in range(2):
             client.post("/v1/completions", json=BODY)

@@ -1,4 +1,4 @@
-"""Ollama's own client against the running server: what is here, pulling, creating, copying, deleting, uploading."""
+"""Ollama's own client against the running server: listing, pulling, creating, copying, deleting, uploading."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def http(here: RunningServer, registry: Registry) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def repository(hub: FakeHub) -> Repository:
-    """The draft model on the hub, honestly served unless the test changes that."""
+    """The draft model on the hub, which serves it honestly unless the test changes that."""
     return hub.add(REPO, {FILE: DRAFT.read_bytes()})
 
 

@@ -364,7 +364,7 @@ def test_the_answer_of_a_tool_goes_back(ai: openai.OpenAI) -> None:
     "content", [ANSWER, [{"type": "text", "text": ANSWER[:20]}, {"type": "text", "text": ANSWER[20:]}]]
 )
 def test_a_prediction_is_compared_with_the_answer(ai: openai.OpenAI, content: object) -> None:
-    """It changes nothing, and the usage tells how much of it came true, in a stream as well."""
+    """It changes nothing, and the usage says how much of it came true, in a stream as well."""
     prediction = {"type": "content", "content": content}
     raw = ai.chat.completions.with_raw_response.create(
         model="demo", messages=MESSAGES, temperature=0, prediction=prediction

@@ -1,4 +1,4 @@
-"""What is wrong with a request is told in the dialect's own form, and the field is named."""
+"""A wrong request gets an error in its dialect's own form, which names the field."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ def test_top_p_0_takes_the_likeliest_token(client: httpx.Client, path: str) -> N
 
 
 def _texts(reply: dict[str, Any]) -> list[str]:
-    """What an answer of /v1/responses says; its items have ids of their own."""
+    """Return the texts of an answer of /v1/responses, without its items' ids, which differ."""
     return [part["text"] for item in reply.get("output", ()) for part in item.get("content", ())]
 
 

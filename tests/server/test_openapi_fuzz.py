@@ -1,4 +1,4 @@
-"""Requests made up from the OpenAPI document: none is a server error, and every answer keeps to the document."""
+"""Requests made up from the OpenAPI document: none causes a server error, and every answer fits the document."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def document(fuzzed: RunningServer) -> schemathesis.BaseSchema:
-    """The document, narrowed down to requests that get far and end soon."""
+    """The document, narrowed to requests that get far and end soon."""
     described = httpx.get(f"{fuzzed.url}/openapi.json").json()
     for name, schema in described["components"]["schemas"].items():
         fields = schema.get("properties", {})

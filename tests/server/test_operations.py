@@ -1,4 +1,4 @@
-"""What happens around answers: clients that go, deadlines, full queues, draining, failures, admin, logs."""
+"""Events around answers: clients that go, deadlines, full queues, draining, failures, admin, logs."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ def test_a_request_is_logged_without_what_it_asks(client: httpx.Client, caplog: 
 def test_the_reading_of_a_long_prompt_is_logged(
     make_server: MakeServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not of a short one, not twice within the time between, and never to a client that did not ask."""
+    """It is logged only for long ones, only once within the interval, and the client sees it only if it asked."""
     caplog.set_level(logging.INFO, "mlxr")
     server = make_server(prefill_chunk_tokens=32)
     body = {"model": "demo", "prompt": [5] * 200, "max_tokens": 2, "cache_prompt": False}

@@ -1,4 +1,4 @@
-"""The files of the page: who gets them, how they are kept, and what the browser is told about them."""
+"""The files of the page: access, caching, and the headers that the browser gets with them."""
 
 from __future__ import annotations
 

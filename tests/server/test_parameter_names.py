@@ -19,7 +19,7 @@ OWN_BOUNDS = {"temperature": 0.5}  # Anthropic's ends at 1
 
 
 def choose_value(row: Parameter) -> Any:
-    """One that is allowed and not the default."""
+    """Choose a value that is allowed and not the default."""
     if row.kind == "texts":
         return ["a", "b"]
     if row.kind == "flag":

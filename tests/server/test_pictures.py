@@ -113,7 +113,7 @@ def test_all_dialects_show_the_same_picture(server: RunningServer) -> None:
 
 
 def test_a_prompt_without_a_conversation_shows_pictures(server: RunningServer) -> None:
-    """As clients of llama.cpp write them: a mark in the text, and the pictures beside it."""
+    """Clients of llama.cpp write them so: a mark in the text, and the pictures beside it."""
     with server.client() as client:
         mark = client.get("/props").json()["media_marker"]
     asked = {
@@ -345,8 +345,9 @@ def test_a_chat_shows_pictures(
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["qwen35", "qwen3vl", "gemma3", "gemma4", "lfm2vl"])
 def test_a_conversation_encodes_its_pictures_once(case: str, tmp_path: Path) -> None:
-    """Ten turns about two pictures: little is computed again, and nothing encoded again, also where each of three
-    processes goes on where the one before it ended, the last one with a question that was asked before."""
+    """Ten turns about two pictures: little is computed again, and nothing is encoded again, also when each of three
+    processes goes on after the one before it, the last one with a question that was asked before.
+    """
     eyes = write_chat_folder(tmp_path / "eyes", case, 4096)
     settings: dict[str, Any] = {"threads": 1, "arena_bytes": "64M", "page_size": 16, "store_bytes": "64M"}
     settings["store_folder"] = tmp_path / "store"

@@ -61,7 +61,7 @@ def test_all_routes_follow_the_file(make_server: MakeServer, tmp_path: Path) -> 
 
 
 def check_cut(client: httpx.Client) -> None:
-    """A text that is cut keeps the end token, which the vector is made of, and the one at its start."""
+    """Check that a text that is cut keeps its start token, and its end token, of which the vector is made."""
     ids = client.post("/tokenize", json={"content": "import os\n" * 60, "add_special": True}).json()["tokens"]
     assert len(ids) > 64
     kept = [*ids[:63], ids[-1]]

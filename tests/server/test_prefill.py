@@ -19,7 +19,7 @@ def go_on(client: httpx.Client, **fields: object) -> dict:
 
 @pytest.fixture(scope="module")
 def expected(server: str) -> str:
-    """What the model says behind the beginning, asked for as plain text."""
+    """The model's continuation of the begun answer, asked for as plain text."""
     with httpx.Client(base_url=server, timeout=60) as client:
         prompt = client.post("/apply-template", json={"messages": MESSAGES}).json()["prompt"]
         assert prompt.endswith(BEGUN)

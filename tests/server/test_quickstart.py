@@ -44,7 +44,7 @@ def cells() -> list[list[str]]:
 
 
 def read_commands() -> list[str]:
-    """What a reader types, in the order of the page."""
+    """Return the commands of the page, in its order."""
     found = []
     for line in TEXT.splitlines():
         spans = re.findall(r"`([^`]+)`", line) if line.startswith("| ") else [line.strip()]
@@ -114,7 +114,7 @@ def running(place: Path) -> Iterator[RunningServer]:
 def run(
     running: RunningServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[[str], str]:
-    """Does what a reader types, for the server of the test instead of one on the page's port; gives the output."""
+    """Runs a reader's command for the server of the test instead of one on the page's port; returns the output."""
     address = running.url.removeprefix("http://")
     port = address.rpartition(":")[2]
     monkeypatch.setattr("mlxr.cli.serve.serve_app", serve_once)
@@ -144,7 +144,7 @@ def run(
 def serve_once(
     app: Starlette, settings: Settings, listeners: Sequence[socket.socket], on_ready: Callable[[Lifecycle], None]
 ) -> None:
-    """What `mlxr serve` does until its models are loaded and it has answered once."""
+    """Stand in for `mlxr serve`: run the server until its models are loaded and it has answered one request."""
     ready = threading.Event()
 
     def note(lifecycle: Lifecycle) -> None:

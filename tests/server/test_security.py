@@ -398,7 +398,7 @@ def test_an_address_that_is_not_ours(make_server: MakeServer) -> None:
 
 
 def test_small_pieces_are_sent_at_once() -> None:
-    """Otherwise the second request of a connection, and each token, waits 40 ms for the confirmation of the first."""
+    """Otherwise a connection's second request, and each token, waits 40 ms for the confirmation of the first."""
     listener = open_socket(resolve({"port": 0}, {}))
     with listener, socket.create_connection(listener.getsockname()):
         accepted, _ = listener.accept()
@@ -408,7 +408,7 @@ def test_small_pieces_are_sent_at_once() -> None:
 
 @pytest.mark.slow
 def test_a_refused_body_is_let_go_at_once(make_server: MakeServer) -> None:
-    """Errors hold the functions that they came through, and these the body, until Python looks for such circles."""
+    """Errors hold their functions' frames, and these hold the body, until Python collects such circles."""
     message = {"role": "user", "content": "one of very many words " * 20}
     asked = {"model": "demo", "messages": [message] * 4000}
     with make_server().client() as client:

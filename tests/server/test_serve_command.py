@@ -1,4 +1,4 @@
-"""`mlxr serve` as a process of its own: what it prints, how it ends; `mlxr settings`."""
+"""`mlxr serve` as a process of its own: its output, its end; `mlxr settings`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_it_answers_and_ends_in_order(number: signal.Signals, serving: tuple[sub
         next(lines)
         process.send_signal(number)
         rest = "".join(lines)
-    assert rest.endswith("[DONE]")  # what was under way is finished
+    assert rest.endswith("[DONE]")  # the running answer is finished
     _, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0
     records = [json.loads(line) for line in errors.splitlines()]
@@ -82,10 +82,10 @@ def test_a_second_interrupt_ends_at_once(serving: tuple[subprocess.Popen[str], s
         next(lines)
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(httpx.TransportError):
-            while True:  # two that come together would be one
+            while True:  # two signals that come together would count as one
                 httpx.get(f"{url}/health/live", timeout=60)
         process.send_signal(signal.SIGINT)
-        with contextlib.suppress(httpx.TransportError):  # whether the last event still arrives is left open
+        with contextlib.suppress(httpx.TransportError):  # the last event may or may not arrive
             list(lines)
     _, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0

@@ -1,4 +1,4 @@
-"""Adapters in the server: chosen by name in every dialect, loaded and unloaded while others are answered."""
+"""Adapters in the server: chosen by name in every dialect, loaded and unloaded during answers to others."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def client(running: RunningServer) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def wanted(files: Path) -> dict[str | None, str]:
-    """What the demo says with each adapter, computed without a server."""
+    """The demo's text with each adapter, computed without a server."""
     texts: dict[str | None, str] = {}
     paths = {"one": files / "one.gguf", "two": files / "two.gguf", "three": files / "three.gguf"}
     params = SamplingParams(max_tokens=12, temperature=0.0)
@@ -83,7 +83,7 @@ def test_a_model_name_chooses_the_adapter(model: str, client: httpx.Client, want
 
 
 def test_every_dialect_takes_the_name(client: httpx.Client) -> None:
-    """Each says with the adapter what it says when it is asked twice, and something else without it."""
+    """Asked twice with the adapter, each dialect gives the same answer; without it another one."""
     asked = {
         "/v1/chat/completions": {"messages": SAID, **GREEDY},
         "/v1/completions": {"prompt": PROMPT, **GREEDY},
@@ -307,7 +307,7 @@ def test_unloading_waits_for_answers_and_new_requests_are_refused(client: httpx.
 
 
 def test_the_cache_keeps_adapters_apart(client: httpx.Client) -> None:
-    """A long prompt is found again with the same adapter only, whatever it is called by."""
+    """A long prompt is found again only with the same adapter, by whatever name."""
     prompt = "def f(x):\n    return x\n" * 20
 
     def count_cached(model: str) -> int:
@@ -342,7 +342,7 @@ def test_an_adapter_beyond_the_memory_is_refused_and_idle_ones_make_room(make_se
 def test_random_loads_and_unloads_under_load(
     seed: int, make_server: MakeServer, files: Path, wanted: dict[str | None, str]
 ) -> None:
-    """Every answer is that of its adapter, or is refused by name; nothing stays behind."""
+    """Every answer is that of its adapter, or a refusal by name; nothing stays behind."""
     server = make_server(import_folders=str(files), adapter_bytes="1M", max_sequences=8, strict_model_names=True)
     wrong: list[object] = []
 

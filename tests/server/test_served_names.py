@@ -1,4 +1,4 @@
-"""Which model answers for which name: names of models, aliases, and names that no model has."""
+"""The model that answers for a name: names of models, aliases, and names that no model has."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_one_model_or_a_default_answers_for_any_name(registry: Registry) -> None
 
 
 def test_files_that_were_given_are_known_once_the_catalogue_can_be_read(registry: Registry, tmp_path: Path) -> None:
-    """What nobody could tell for a moment is not kept as an answer."""
+    """An answer from a moment when the catalogue could not be read is not kept."""
     registry.import_file(DEMO, "first")
     good = (tmp_path / "catalogue.db").read_bytes()
     (tmp_path / "catalogue.db").write_bytes(b"no database" * 100)

@@ -1,4 +1,4 @@
-"""The benchmarks of the server run to their end, on little; what they find is right, however fast the machine is."""
+"""The benchmarks of the server run to their end, on little; their findings are right, however fast the machine is."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def test_the_result_and_the_error_of_work_pass_through() -> None:
 
 
 class Writer:
-    """A connection that writes past the application, as long as it is ready; all that was sent, in order."""
+    """A connection that writes past the application while it is ready; keeps all that was sent, in order."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -72,7 +72,7 @@ TEXT_OF = {
 
 
 def test_a_call_that_must_come_may_repeat_the_last_ones(client: httpx.Client) -> None:
-    """Twice it was called, with the same result; once more is asked for in every dialect."""
+    """The call was made twice with the same result; every dialect may demand it once more."""
     call = {"id": "c1", "type": "function", "function": {"name": "pick", "arguments": "{}"}}
     round_ = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c1", "content": "busy"}]
     options = {"tools": [TOOL], "max_tokens": 60}

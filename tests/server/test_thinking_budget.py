@@ -41,7 +41,7 @@ def ask(client: httpx.Client, path: str, model: str, **options: Any) -> dict[str
 
 
 def tell_apart(path: str, reply: dict[str, Any]) -> tuple[str, str, int]:
-    """Thought, text, and the tokens of thought that the usage tells."""
+    """Return thought, text, and the number of thought tokens in the usage."""
     if path == CHAT:
         message, details = reply["choices"][0]["message"], reply["usage"]["completion_tokens_details"]
         return message.get("reasoning_content", ""), message["content"], details["reasoning_tokens"]

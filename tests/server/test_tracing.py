@@ -35,7 +35,7 @@ class RecordedSpan:
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> list[RecordedSpan]:
-    """What the library is asked to record."""
+    """The spans that the tracing library is asked to record."""
     found: list[RecordedSpan] = []
 
     class Tracer:

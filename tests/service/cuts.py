@@ -1,4 +1,4 @@
-"""Texts in pieces, and pieces that belong together as one: whatever reads a stream must not care."""
+"""Texts in pieces, and pieces joined again: the cuts must not matter to a reader of a stream."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from mlxr.service.tools.format import CallPiece
 
 @st.composite
 def cut_text(draw: st.DrawFn, text: str) -> list[str]:
-    """`text` in pieces, empty ones included."""
+    """Cut `text` in pieces, some of them empty."""
     places = sorted(draw(st.lists(st.integers(0, len(text)), max_size=12)))
     return [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
 
 
 def merge(parts: list[Any]) -> list[Any]:
-    """Neighbours of one kind joined, and what says nothing left out."""
+    """Join neighbours of one kind, and leave out empty ones."""
     merged: list[Any] = []
     for part in parts:
         last = merged[-1] if merged else None
@@ -39,5 +39,5 @@ def merge(parts: list[Any]) -> list[Any]:
 
 
 async def fold_stream(events: AsyncIterable[Event]) -> Completion:
-    """What an answer whose events come one by one adds up to."""
+    """Add up the events of an answer that come one by one."""
     return fold_events([event async for event in events])

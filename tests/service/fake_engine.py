@@ -1,4 +1,4 @@
-"""An engine that says what a script tells it to, and a tokenizer of arbitrary pieces: the seams around a session."""
+"""An engine that follows a script, and a tokenizer of arbitrary pieces: the seams around a session."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ class UserTemplate:
 
 
 class FakeSession:
-    """What a `Session` does for programs that wait, over the fakes."""
+    """A `Session` over the fakes, for programs that wait."""
 
     def __init__(self, engine: FakeEngine, tokenizer: PieceTokenizer, template: UserTemplate | None) -> None:
         self.engine = EngineThread(engine)  # type: ignore[arg-type]

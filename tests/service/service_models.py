@@ -1,4 +1,4 @@
-"""The demo model, loaded once for all tests of the room that need real tokens."""
+"""The demo model, loaded once for all tests here that need real tokens."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from mlxr.service.opening import open_model
 
 @cache
 def open_demo() -> LoadedModel:
-    """Loaded, and never closed."""
+    """Load the demo once; it is never closed."""
     return open_model("demo", Settings())

@@ -1,4 +1,4 @@
-"""Adapters of an open model: memory counts what answers still have, and whoever is in use is not unloaded."""
+"""Adapters of an open model: memory counts adapters that answers still use, and no adapter in use is unloaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PART_BYTES = 4 * 4 * 2  # a and b of 4 numbers each
 
 
 def read(path: str | Path) -> Adapter:
-    """An adapter of as many parts as the name of its file ends with."""
+    """Return an adapter with as many parts as the digit at the end of its file's name."""
     name = Path(path).name
     updates: Any = SimpleNamespace(nbytes=int(name[-1]) * PART_BYTES)
     return Adapter(name, name.encode(), (AdapterPart(updates),))
@@ -92,7 +92,7 @@ def test_another_version_takes_the_place_of_the_first() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_histories_hold_what_is_counted(seed: int) -> None:
-    """Requests that begin and end, loads, versions, unloads: the bytes are those of all that is alive."""
+    """Requests begin and end, adapters are loaded, replaced and unloaded: the counted bytes are those in use."""
     chance, adapters = random.Random(seed), make(6)
     answers: list[Adapter] = []
     pinned: set[str] = set()
@@ -135,7 +135,7 @@ def test_random_histories_hold_what_is_counted(seed: int) -> None:
 
 
 def check(adapters: Adapters, answers: list[Adapter], pinned: set[str]) -> None:
-    """What is counted is alive, within its bound, and nothing that stays was given up."""
+    """Check that all that is counted is alive, within its bound, and that pinned adapters are still there."""
     uses = {use.name: use for use in adapters.measure().uses}
     sources = {id(source): source for answer in answers for source in answer.sources}
     named = sum(use.size_bytes for use in uses.values())

@@ -1,4 +1,4 @@
-"""JSON that would be cut by `max_tokens` is closed: whatever is drawn, the answer is whole if there is any way."""
+"""JSON that `max_tokens` would cut is closed: whatever is drawn, the answer is whole if there is any way."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SCHEMAS = [
 
 
 def walk(grammar: Grammar, most_tokens: int, seed: int) -> tuple[str, bool]:
-    """A random answer of at most so many tokens, and whether tokens were taken back. What was shown stays."""
+    """Draw an answer of at most so many tokens; return it, and True if tokens were taken back. Shown ones must stay."""
     demo, compiler = load_demo()
     masks = MaskSource(compiler.compile(grammar), demo.vocab_size, most_tokens)
     draw, drawn, shown = np.random.default_rng(seed), list[int](), 0
@@ -117,7 +117,7 @@ def test_nothing_is_held_back_while_there_is_room(most_tokens: int, monkeypatch:
 def test_searches_are_bounded_by_token_and_by_look(
     schema: dict[str, object], most_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the way to the end takes about all the tokens that are left: then most searches fail."""
+    """Also if the end takes about all the tokens that are left: then most searches fail."""
     demo, compiler = load_demo()
     steps, masks, looks, step, choose = [0], [0], [], _Search._step, _Search._choose_by_mask
     monkeypatch.setattr(_Search, "_step", lambda self: steps.append(steps.pop() + 1) or step(self))
@@ -165,7 +165,7 @@ def test_more_tokens_change_no_answer_that_ends_by_itself(llm: LLM, part: int) -
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_number_of_tokens(llm: LLM, kind: str) -> None:
-    """From one on: cut answers are whole as soon as one can be, and from what an answer needs on it stays the same."""
+    """From one token on, cut answers are whole as soon as one can be; once the answer fits, it stays the same."""
     stride = 1 if amounts.is_thorough or kind == "gbnf" else 7
     case = list_cases(1, [kind])[0]
     free = answer(llm, [case.ask(MOST_TOKENS)])[0]
@@ -180,7 +180,7 @@ def test_every_number_of_tokens(llm: LLM, kind: str) -> None:
 
 
 def test_what_is_streamed_is_what_comes_whole(llm: LLM) -> None:
-    """And a stream shows no token that is taken back: the first deltas of a cut answer begin it."""
+    """A stream never shows a token that is taken back: a cut answer begins with its first deltas."""
     case = next(case for case in list_cases(24, ["schema"]) if case.request.params.temperature)
     for most_tokens in (24, 32, 40):
         (whole,) = answer(llm, [case.ask(most_tokens)])
@@ -205,7 +205,7 @@ def test_a_stop_string_ends_an_answer_before_its_tokens_run_out(llm: LLM) -> Non
 
 
 def test_the_reason_stays_length() -> None:
-    """And text, reason and tokens are the same in a batch with others."""
+    """Text, reason and tokens are the same in a batch with others."""
     schema = SCHEMAS[1]
     grammar = Grammar("json_schema", json.dumps(schema))
     ask = [{"role": "user", "content": "List some items."}]

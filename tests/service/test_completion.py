@@ -71,7 +71,7 @@ def test_an_answer_that_grows_counts_itself() -> None:
 
 
 def test_answers_to_several_prompts() -> None:
-    """A prompt counts once, and of its answers the one that found the most in the cache."""
+    """A prompt counts once; its cached tokens are those of the answer that found the most."""
     fold = ReplyFold([10, 20], 2)
     assert fold.timings is None
     for index, cached in enumerate((4, 8, 0, 16)):

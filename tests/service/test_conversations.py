@@ -1,4 +1,4 @@
-"""From messages to prompts: what templates get to see, and that no user can write control tokens."""
+"""From messages to prompts: the values that templates see, and no user can write control tokens."""
 
 from __future__ import annotations
 
@@ -228,12 +228,12 @@ def test_arguments_that_break_off_count_as_far_as_they_go(arguments: str, city: 
     ],
 )
 def test_earlier_arguments_of_any_text_are_shown(text: object, arguments: dict[str, object]) -> None:
-    """What another server or a small model wrote must not end a conversation for good."""
+    """Text that another server or a small model wrote must not end a conversation for good."""
     assert parse_arguments(text, "arguments") == arguments
 
 
 def test_a_repeat_is_text_only_where_the_model_is_free() -> None:
-    """A call that must come, or may come beside an answer in JSON, always comes as one."""
+    """A call that must come, or may come beside an answer in JSON, is always a call."""
     chat = make_chat(SHOW)
     call = '{"name": "weather", "arguments": {"city": "Oslo"}}'
     rounds = [*CALLED, *make_round("Oslo")]

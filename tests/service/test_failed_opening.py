@@ -1,4 +1,4 @@
-"""What fails while a model opens leaves nothing open: no file, no thread, no other process."""
+"""A model that fails to open leaves nothing open: no file, no thread, no other process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SETTINGS = Settings(threads=1, arena_bytes=2**22)
 
 
 class Group:
-    """The processes of other GPUs, as far as closing goes."""
+    """A stand-in for the processes of other GPUs, which can be closed."""
 
     failure = None
     free_bytes = None
@@ -36,7 +36,7 @@ class Group:
 
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> Group:
-    """That of every model that is opened by `_load`."""
+    """The group of every model that `_load` opens."""
     made, load = Group(), opening._load
     monkeypatch.setattr(opening, "_load", lambda *arguments: replace(load(*arguments), group=made))
     return made

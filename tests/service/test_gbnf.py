@@ -1,4 +1,4 @@
-"""GBNF: the grammars of llama.cpp, cases where a lexer would read too far, and what is wrong with broken ones.
+"""GBNF: the grammars of llama.cpp, cases where a lexer would read too far, and errors in broken ones.
 
 The grammars below `grammars` are llama.cpp's own (`grammars/*.gbnf` in https://github.com/ggml-org/llama.cpp), under
 the licence that stands beside them.
@@ -53,7 +53,7 @@ def test_grammars_of_llama_cpp(name: str, taken: list[str], not_taken: list[str]
         assert not takes(text, grammar), text
 
 
-# Where the longest match of a part is not always the right one.
+# Grammars in which the longest match of a part is not always the right one.
 AMBIGUOUS = [
     "root ::= [a-b]+ [b-c]",
     'root ::= a "b" c\na ::= [ab]*\nc ::= "c"?',
@@ -81,8 +81,8 @@ def test_exactly_the_texts_of_the_grammar_are_taken(text: str) -> None:
 
 
 def match(node: Node, text: str, at: int, rules: dict[str, Node], seen: frozenset[tuple[str, int]]) -> set[int]:
-    """Where a match of `node` that begins at `at` may end. A rule that comes back to itself there adds nothing new,
-    unless it is left-recursive: then its ends are collected until there are no more.
+    """Return the places where a match of `node` that begins at `at` may end. A rule that comes back to itself there
+    adds nothing new, unless it is left-recursive: then its ends are collected until there are no more.
     """
     match node:
         case Chars():

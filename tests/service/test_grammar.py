@@ -36,7 +36,7 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 
 @pytest.fixture(scope="module", params=["functions", "classes"])
 def host(request: pytest.FixtureRequest) -> Context | None:
-    """Both ways to the library: its C functions on the threads of a context, and its Python classes."""
+    """Both ways to the grammar library: its C functions on a context's threads, and its Python classes."""
     return Context("cpu", threads=2) if request.param == "functions" else None
 
 
@@ -54,7 +54,7 @@ def allowed_by(constraint: GrammarConstraint, tokenizer: Tokenizer) -> list[int]
 
 
 def walk(constraint: GrammarConstraint, tokenizer: Tokenizer, seed: int, tokens: int = 300) -> bytes:
-    """A random answer, drawn from each mask; its bytes. Ends with an end token, or after so many tokens."""
+    """Draw a random answer from each mask; return its bytes. Ends with an end token, or after so many tokens."""
     generator, text = np.random.default_rng(seed), b""
     for _ in range(tokens):
         token_id = int(generator.choice(allowed_by(constraint, tokenizer)))
@@ -236,7 +236,7 @@ def test_a_model_without_an_end_is_refused(demo: Tokenizer) -> None:
 def test_a_full_lexer_is_renewed(
     demo: Tokenizer, demo_compiler: GrammarCompiler, host: Context | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When past masks, or the texts of others that share a lexer, have filled it, an answer goes on with a new one."""
+    """An answer goes on with a new lexer once past masks, or other texts that share the lexer, have filled it."""
     schema = {"type": "array", "items": {"type": "string", "maxLength": 20}, "minItems": 9}
     grammar = Grammar("json_schema", json.dumps(schema))
     roomy = [walk(demo_compiler.compile(grammar), demo, seed, tokens=60) for seed in range(4)]

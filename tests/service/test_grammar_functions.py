@@ -1,4 +1,4 @@
-"""The grammar library's C functions: those installed are the ones known here, and others are left alone."""
+"""The grammar library's C functions: the installed ones are known here, and unknown ones are not used."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def vocabulary(demo: LoadedModel) -> GrammarVocabulary:
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
-    """What was found before does not count, nor does what is found now."""
+    """Forget the functions that were found, before the test and after it."""
     find_functions.cache_clear()
     yield
     find_functions.cache_clear()
 
 
 def test_the_installed_library_is_known() -> None:
-    """Fails with a version whose C interface nobody has compared with `grammar_library`: masks are slower then."""
+    """Fails with a version whose C interface was not compared with `grammar_library`: then masks are slower."""
     assert find_functions() is not None
 
 
@@ -91,7 +91,7 @@ def test_other_versions_are_left_alone(monkeypatch: pytest.MonkeyPatch, fresh: N
 
 
 def list_places() -> list[int]:
-    """The first byte of every value in the struct, and the one behind it all."""
+    """List the offset of every value in the struct, and the size of the struct."""
     init, limits = grammar_library._MatcherInit, grammar_library._Limits
     places = [getattr(init, str(field[0])).offset for field in init._fields_]
     inner = [init.limits.offset + getattr(limits, str(field[0])).offset for field in limits._fields_]

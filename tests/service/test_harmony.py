@@ -1,4 +1,4 @@
-"""gpt-oss: messages in channels, read whatever the cut, written as its template shows them, and kept by grammars."""
+"""gpt-oss: messages in channels, read however they are cut, shown as its template shows them, enforced by grammars."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def read(pieces: Sequence[str], *, place: Place = "start", is_enforced: bool = F
             f'<|channel|>commentary to=functions.now<|message|>{{"a": "{FINAL}x<|call|>"}}<|call|>',
             [CallPiece(0, f'{{"a": "{FINAL}x<|call|>"}}', "now")],
         ),
-        # What is no call, or not for a tool that there is.
+        # Texts that are not calls, or are calls of unknown tools.
         (f'<|channel|>commentary to=functions.now<|message|>{{"a": "b<|end|>{NEXT}{FINAL}Four.', ['{"a": "b\n\nFour.']),
         ('<|channel|>commentary to=functions.now<|message|>{"a": NaN}<|call|>', ['{"a": NaN}']),
         ("<|channel|>commentary to=functions.now<|message|>{'a': 1,}<|call|>", [CallPiece(0, '{"a": 1}', "now")]),
@@ -77,7 +77,7 @@ def read(pieces: Sequence[str], *, place: Place = "start", is_enforced: bool = F
         ("<|channel|>commentary to=functions.nobody<|message|>{}", ["{}"]),
         ("<|channel|>analysis to=python code<|message|>1 + 1<|call|>", [Thought("1 + 1")]),
         ("<|channel|>final to=functions.now<|message|>{}", ["{}"]),
-        # Headers that are no good, and ends that are forgotten.
+        # Broken headers, and forgotten ends.
         ("Four.", ["Four."]),
         (" <b>", [" <b>"]),
         ("<", ["<"]),
@@ -245,7 +245,7 @@ def test_levels_are_those_of_the_model() -> None:
 
 
 def say(prepared: Prepared, text: str, reason: FinishReason = FinishReason.STOP) -> Completion | None:
-    """What the answer `text` becomes; None where the constraint does not let its tokens through, or no end."""
+    """Return the completion of the answer `text`, or None if the constraint does not allow its tokens, or no end."""
     tokenizer = open_tokenizer()
     constraint, (answer,) = prepared.request.constraint, prepared.answers
     events = []

@@ -1,4 +1,4 @@
-"""What the probe measured is kept for each processor, instruction set and number of threads, whatever the file has."""
+"""Measured limits are kept for each processor, instruction set and number of threads, whatever the file has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Perplexity windows, the comparison of logits, and what the process takes."""
+"""Perplexity windows, the comparison of logits, and the memory and time of the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which models are loaded: waiting, sharing, keeping, evicting, refusing, stopping; over sessions that only count."""
+"""Loaded models: waiting, sharing, keeping, evicting, refusing, stopping; over sessions that only count."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Shelf:
 
 
 class Sessions:
-    """Opens sessions that take what they were given; `opened` and `stopped` name them in order."""
+    """Opens sessions that keep their arguments; `opened` and `stopped` name them in order."""
 
     def __init__(self) -> None:
         self.opened: list[str] = []
@@ -162,7 +162,7 @@ def names(pool: ModelPool) -> list[str]:
 
 
 async def settle(pool: ModelPool, sessions: Sessions) -> None:
-    """Let everything go on until it waits for the test, on the loop, and on the pool's threads."""
+    """Let the loop and the pool's threads go on until they wait for the test."""
     for _ in range(5):
         for threads in (pool._looks, pool._notes):
             await threads.run(int)  # comes after whatever waits for that thread

@@ -1,4 +1,4 @@
-"""Long preparations have threads of their own, which get only the time that nobody else wants."""
+"""Long preparations have threads of their own, which get only time that no other thread wants."""
 
 from __future__ import annotations
 

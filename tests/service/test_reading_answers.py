@@ -1,4 +1,4 @@
-"""One answer from tokens to events: thoughts, text and calls, stop strings among them, and where every token counts."""
+"""One answer from tokens to events: thoughts, text and calls, stop strings in them, and the place of every token."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def feed(
     shown: dict[int, str] | None = None,
     reason: FinishReason = FinishReason.STOP,
 ) -> tuple[Completion, list[Event]]:
-    """The events of an answer in these pieces; the engine is told to stop when the answer is over, one step late."""
+    """Return the events of an answer in these pieces; the engine hears one step late that the answer is over."""
     tokenizer = PieceTokenizer()
     answer = make_answer(tokenizer, params or SamplingParams(logprobs=0), max_calls=max_calls, shown=shown)
     ids = script_text(tokenizer, [piece if isinstance(piece, int) else piece.encode() for piece in pieces])

@@ -1,4 +1,4 @@
-"""Schemas as users write them: which the library is given, what is left out of them, and what is refused."""
+"""Schemas as users write them: the part that the library gets, the rules that are left out, and refusals."""
 
 from __future__ import annotations
 

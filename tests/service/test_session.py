@@ -1,4 +1,4 @@
-"""Sessions on an event loop, over the demo model: the same answers as alone, whoever reads them and how."""
+"""Sessions on an event loop, over the demo model: the same answers as alone, however they are read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ THINKING = (
 
 
 def run(test: Callable[[Session], Awaitable[None]], settings: Settings = SETTINGS, template: str = "") -> None:
-    """`test` with a session of its own, which has given all pages back at its end."""
+    """Run `test` with a session of its own, which must have given all pages back at its end."""
 
     async def with_session() -> None:
         async with open_session(settings, template) as session:
@@ -70,7 +70,7 @@ async def answer(session: Session, request: TextRequest | ChatRequest) -> Comple
 
 
 async def wait_for_pages(session: Session, pages: int = 0) -> None:
-    """Pages come back within the step that runs."""
+    """Wait until the pages are back, which takes no longer than the step that runs."""
     for _ in range(3):
         if (await session.stats()).engine.used_pages == pages:
             return
@@ -304,7 +304,7 @@ def test_embeddings_do_not_depend_on_company() -> None:
 
 
 def test_many_texts_become_tokens_in_their_order() -> None:
-    """One that is refused is named by its number, and those before it come."""
+    """A refused text is named by its number, after the results of those before it."""
 
     async def test(session: Session) -> None:
         texts = [f"import os  # {number} " + "x " * (number % 7) for number in range(200)]
@@ -320,7 +320,7 @@ def test_many_texts_become_tokens_in_their_order() -> None:
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_groups_of_texts_keep_their_order_on_threads(threads: int) -> None:
-    """Long texts stand alone; who stops reading leaves no thread behind."""
+    """Long texts have groups of their own; a reader that stops leaves no thread behind."""
     texts = [str(number) for number in range(100)] + ["x" * GROUP_CHARACTERS, "y" * GROUP_CHARACTERS, "z"]
     groups = list(map_ahead(list, texts, threads))
     assert [text for group in groups for text in group] == texts

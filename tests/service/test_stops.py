@@ -16,7 +16,7 @@ STOPS = st.lists(st.text("abc", min_size=1, max_size=4), max_size=4)
 
 
 def scan(pieces: Sequence[str], stops: Sequence[str]) -> tuple[str, str | None]:
-    """All text that comes out, and the stop string found."""
+    """Return all text that comes out, and the stop string found."""
     scanner = StopScanner(stops)
     text = ""
     for piece in pieces:
@@ -28,7 +28,7 @@ def scan(pieces: Sequence[str], stops: Sequence[str]) -> tuple[str, str | None]:
 
 
 def expect(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
-    """The meaning, written plainly: character by character, the longest stop string that has just become complete."""
+    """Return the right result by the plain rule: character by character, the longest stop string just completed."""
     for end in range(1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:

@@ -37,7 +37,7 @@ ENDLESS = [FIRST_PIECE + 97] * 10**5
 
 
 def answer(pieces: list[bytes | int], params: SamplingParams = UNLIMITED) -> tuple[Completion, list[Event], FakeEngine]:
-    """What becomes of an answer that the engine gives in these pieces."""
+    """Stream an answer that the engine gives in these pieces; return it whole, its events, and the engine."""
     tokenizer = PieceTokenizer()
     tokens = script_text(tokenizer, pieces)
     engine = FakeEngine(lambda prompt: tokens)

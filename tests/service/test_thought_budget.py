@@ -1,4 +1,4 @@
-"""Budgets of thoughts: what a budget lets through, how it closes a thought, and that it changes nothing else."""
+"""Budgets of thoughts: a budget's limit, its closing of a thought, and no other effect."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def spell(tokens: ThoughtTokens, text: str) -> list[int]:
 
 
 def grow(constraint: ThoughtBudget, wanted: Sequence[int], most: int | None = None) -> list[int]:
-    """The answer of a model that wants these tokens: another one where its choice is not allowed."""
+    """Return the answer of a model that wants these tokens; an allowed token takes the place of a forbidden one."""
     source, ids = MaskSource(constraint, constraint._tokens.tokenizer.vocab_size, most), list[int]()
     for token_id in wanted[:most]:
         source.fill()
@@ -96,7 +96,7 @@ def grow(constraint: ThoughtBudget, wanted: Sequence[int], most: int | None = No
 
 
 def read(tokens: ThoughtTokens, ids: Sequence[int], *, is_open: bool) -> tuple[str, str]:
-    """Thought and text of an answer, as they are told apart for clients."""
+    """Return the thought and the text of an answer, as clients get them."""
     text = b"".join(map(tokens.tokenizer.token_bytes, ids)).decode("utf-8", "replace")
     splitter = ReasoningSplitter(tokens.tags, is_open=is_open)
     parts = merge(splitter.push(text) + splitter.flush())

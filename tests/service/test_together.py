@@ -1,4 +1,4 @@
-"""How many pictures a GPU encodes at once follows from what it is and has."""
+"""The number of pictures that a GPU encodes at once follows from its kind and its free memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that are no JSON: those of Qwen3-Coder and Nemotron 3, GLM 4.5 to 4.7 and LFM 2, read, enforced and shown."""
+"""Calls that are not JSON: those of Qwen3-Coder and Nemotron 3, GLM 4.5 to 4.7 and LFM 2, read, enforced and shown."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_values_are_of_the_types_that_the_tool_wants(format_name: str) -> None:
 @pytest.mark.parametrize(
     ("format_name", "text", "expected"),
     [
-        # Values may hold anything, also what looks like a marker.
+        # Values may hold anything, also text that looks like a marker.
         ("xml", write_xml("weather", texts={"city": f"a\n{XML_END}b"}), {"city": f"a\n{XML_END}b"}),
         ("xml", write_xml("weather", texts={"city": "\n  x\n"}), {"city": "\n  x\n"}),
         ("xml", write_xml("weather", texts={"city": ""}), {"city": ""}),
@@ -113,7 +113,7 @@ def test_values_are_of_the_types_that_the_tool_wants(format_name: str) -> None:
         ("glm-line", write_glm("weather", texts={"city": " x\n"}, line=""), {"city": " x\n"}),
         ("lfm2", "<|tool_call_start|>[weather(city='it\\'s, \"(')]<|tool_call_end|>", {"city": "it's, \"("}),
         ("lfm2", "<|tool_call_start|>[weather(city='a'b, c', days=2)]<|tool_call_end|>", {"city": "a'b, c", "days": 2}),
-        # What the schema does not say.
+        # Cases that the schema leaves open.
         ("xml", write_xml("weather", texts={"more": "[1, null]", "other": "a b"}), {"more": [1, None], "other": "a b"}),
         ("glm", write_glm("weather", texts={"more": "None", "other": '"x"'}), {"more": None, "other": '"x"'}),
         ("xml", write_xml("weather", texts={"days": "many"}), {"days": "many"}),

@@ -1,4 +1,4 @@
-"""Calls of tools in a stream of text: every format, whatever the cut; what is no call stays text; the grammars."""
+"""Calls of tools in a stream of text: every format, however it is cut; other text stays text; the grammars."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ CASES: list[tuple[str, str, list[object]]] = [
         [CallPiece(0, '{"a": [1, -2.5, true, {"k ": null}], "b_c": {}, "d": []}', "now")],
     ),
 ]
-# Written otherwise than a grammar would have it, and read all the same.
+# Calls that a grammar would not allow, but that are read all the same.
 LOOSE: list[tuple[str, str, list[object]]] = [
     # Brackets that are missing or too many, and several calls between one pair of markers.
     ("hermes", CALL[:-1], [FIRST]),
@@ -123,7 +123,7 @@ LOOSE: list[tuple[str, str, list[object]]] = [
     ("hermes", f"{CALL}\n<tool_call>\n{NOW_CALL}\n</tool_call>\nso", [FIRST, SECOND, "\nso"]),
     ("hermes", f"```json\n{CALL}\n```\n```json\n{NOW_CALL}\n```", [FIRST, SECOND]),
     ("generic", f"{CALL}\n{NOW_CALL[:-1]}\n", [FIRST, SECOND]),
-    # Small mistakes, and what JSON has no signs for.
+    # Small mistakes, and values that JSON cannot spell.
     (
         "hermes",
         '{"name": "now", "arguments": {"a": "x\ny", "b": [1,], }}',
@@ -136,7 +136,7 @@ LOOSE: list[tuple[str, str, list[object]]] = [
     ),
     ("mistral-args", '[TOOL_CALLS]now[ARGS]{"a": "x\ty"}', [CallPiece(0, r'{"a": "x\ty"}', "now")]),
 ]
-# What only looks like a call comes back as it was.
+# Text that only looks like a call comes back as it was.
 TEXTS: list[tuple[str, str]] = [
     ("hermes", "<tool_call>no json</tool_call>"),
     ("hermes", '<tool_call>\n{"name": "unknown", "arguments": {}}\n</tool_call> then'),
@@ -211,7 +211,7 @@ def test_calls_are_found(format_name: str, text: str, expected: list[object]) ->
 
 @pytest.mark.parametrize("format_name", ["hermes", "generic", "llama3"])
 def test_a_call_that_was_answered_again_and_again_is_text(format_name: str) -> None:
-    """Nothing behind it is lost, and where a grammar is enforced every call is one."""
+    """Text after it is kept, and while a grammar is enforced every call is a call."""
     answered = frozenset({("weather", FIRST.arguments)})
     now = [CallPiece(0, "{}", "now")]
     for text, expected in (
@@ -258,7 +258,7 @@ def test_what_stands_around_an_answered_call_stays() -> None:
 )
 @pytest.mark.parametrize("is_enforced", [False, True])
 def test_a_marker_at_the_end_is_no_text_beside_calls(format_name: str, text: str, is_enforced: bool) -> None:
-    """The tokens ran out where one more call was about to begin."""
+    """The answer ran out of tokens at the beginning of another call."""
     for pieces in ([text], list(text)):
         assert read(format_name, pieces, is_enforced=is_enforced) == [CallPiece(0, "{}", "now")]
 
@@ -285,7 +285,7 @@ def test_an_enforced_call_that_is_cut_short_is_no_text(format_name: str, text: s
 
 @pytest.mark.parametrize("format_name", ["hermes", "mistral-args", "generic"])
 def test_enforced_arguments_are_json_for_every_client(format_name: str) -> None:
-    """Grammars allow numbers beyond float64 and halves of surrogate pairs; a stream cannot be taken back."""
+    """Grammars allow numbers beyond float64 and halves of surrogate pairs; a stream cannot take them back."""
     bad = r'{"a": [1e999, -2.5E+9999, 1E-9999], "b": "\ud83d \ud83d\ude00 \\ud83d", "c": 12.50}'
     good = r'{"a": [1e307, -2.5e307, 1E-9999], "b": "\ufffd \ud83d\ude00 \\ud83d", "c": 12.50}'
     leads = {"hermes": '<tool_call>\n{"name": "now", "arguments": ', "mistral-args": "[TOOL_CALLS]now[ARGS]"}
@@ -423,7 +423,7 @@ def test_the_format_is_that_of_the_template(source: str, takes_tools: bool, kind
 
 
 def accepts(compiler: GrammarCompiler, lark: str, text: str) -> bool:
-    """Whether the grammar lets all of `text` through."""
+    """Return True if the grammar allows all of `text`."""
     tokenizer = open_demo().tokenizer
     state = compiler.compile(lark).fork()
     for token_id in tokenizer.encode(text, add_special=False):

@@ -74,7 +74,7 @@ JSON_CALLS = {
 
 
 def write_call(format_name: str, name: str, **values: str) -> str:
-    """A call as the format's grammar has it; the values of texts are as they are, `n` is a number."""
+    """Write a call as the format's grammar has it; texts stand as they are, and `n` is a number."""
     plain = {key: value if key == "n" else json.dumps(value, ensure_ascii=False) for key, value in values.items()}
     if format_name in JSON_CALLS:
         pairs = ", ".join(f'"{key}": {value}' for key, value in plain.items())
@@ -99,7 +99,7 @@ def write_call(format_name: str, name: str, **values: str) -> str:
 
 
 def list_words(format_name: str) -> list[str]:
-    """What texts of a format are made of: calls, some of them broken, and the words and signs that mean something."""
+    """List the parts of a format's texts: calls, some of them broken, and the words and signs that mean something."""
     say, number = write_call(format_name, "say", t="a\nb é"), write_call(format_name, "say", t="x", n="1e999")
     tricky = write_call(format_name, "say", t=f"{say[:30]}\n{say[-12:]}\"'\\")
     calls = [say, say, tricky, number, write_call(format_name, "now"), write_call(format_name, "nobody")]
@@ -170,7 +170,7 @@ def test_no_cut_of_a_text_changes_what_is_read(format_name: str, data: st.DataOb
 
 @pytest.mark.parametrize("format_name", ["generic", "hermes", "xml", "seed"])
 def test_a_run_of_calls_that_must_come_has_each_once(format_name: str) -> None:
-    """A model that has to call writes the same call until its tokens run out; what is new behind it is kept."""
+    """A model that has to call repeats the same call until its tokens run out; new calls after it are kept."""
     a, b, c = (write_call(format_name, "say", t=text) for text in ("a", "b", "abc"))
     for calls, texts, is_over in (
         ([a, a, b], "a b", False),
@@ -210,7 +210,7 @@ LARK = {
 @settings(max_examples=choose_amount(80))
 @given(data=st.data())
 def test_a_value_ends_where_the_grammar_ends_it(format_name: str, data: st.DataObject) -> None:
-    """Whatever a text holds: what the grammar allows is read as the call that was written."""
+    """Whatever a text holds, a call that the grammar allows is read as the call that was written."""
     words = st.sampled_from([*ENDS[format_name], "a", "\n", " ", "x = 1", "é"])
     value = "".join(data.draw(st.lists(words, max_size=5)))
     number = data.draw(st.sampled_from(["1", "-2.5", "1e999"]))
@@ -264,7 +264,7 @@ NULL = {"type": "null"}
 def test_references_are_enforced_and_typed(
     format_name: str, schema: dict[str, object], good: dict[str, object], bad: list[str]
 ) -> None:
-    """By the client's schema for the parser, and by what the library makes of it for the grammar."""
+    """The parser uses the client's schema, the grammar the library's version of it."""
     parameters = {
         "type": "object",
         "properties": {"t": schema, "other": {"type": "boolean"}},
@@ -304,7 +304,7 @@ def test_arguments_may_be_described_anywhere_below_the_root(format_name: str) ->
 
 @pytest.mark.parametrize("format_name", ["glm", "gemma4"])
 def test_a_text_cannot_spell_the_token_that_ends_it(format_name: str) -> None:
-    """Where the marker is a control token, the parser could not tell it from its spelling."""
+    """If the marker is a control token, the parser could not tell the token from its spelling."""
     token, marker = "<|im_start|>", {"glm": "</arg_value>", "gemma4": '<|"|>'}[format_name]
     specials = {marker: f"<[{load_demo()[0].token_id(token)}]>"}
     lark = FORMATS[format_name].write_grammar((SAY,), must_call=True, is_parallel=False, specials=specials)

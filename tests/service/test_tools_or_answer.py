@@ -1,4 +1,4 @@
-"""Tools beside a format for the answer: what the model writes is calls, or text of that format."""
+"""Tools beside a format for the answer: the model writes either calls, or text of that format."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def test_what_was_begun_is_continued(name: str, letters: str) -> None:
 
 
 class Counting(ChatTemplate):
-    """A template that keeps the roles of what it was given."""
+    """A template that records the roles it is given."""
 
     def __init__(self, source: str) -> None:
         super().__init__(source, bos_token="<s>", eos_token="</s>", name="counting")
@@ -185,7 +185,7 @@ def render_anew(source: str, letters: str) -> str:
 
 
 def test_what_leaves_out_later_instructions_gets_them_as_text() -> None:
-    """It raises nothing: what it does with a message in the middle is seen in what it writes."""
+    """The template raises no error, so only its text shows what it does with a message in the middle."""
     source = (
         "{% if messages[0].role == 'system' %}S:{{ messages[0].content }}\n{% endif %}{% for m in messages %}"
         "{% if m.role == 'user' %}U:{{ m.content }}\n{% elif m.role == 'assistant' %}A:{{ m.content }}\n{% endif %}{% endfor %}"
@@ -196,7 +196,7 @@ def test_what_leaves_out_later_instructions_gets_them_as_text() -> None:
 
 @pytest.mark.parametrize("letters", ["us", "sus", "suas", "uad", "suasa", "usuct", "susu", "sua", "ss"])
 def test_what_shows_instructions_only_with_the_last_question_gets_them_as_text(letters: str) -> None:
-    """As the Go template that Ollama has for Mistral does."""
+    """Ollama's Go template for Mistral does so."""
     source = (
         "{%- set system = messages | selectattr('role', 'eq', 'system') | map(attribute='content') | join(' ') %}"
         "{% for m in messages if m.role != 'system' %}"

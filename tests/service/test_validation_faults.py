@@ -1,4 +1,4 @@
-"""`validate` agrees with a right engine, however much its model makes of rounding, and not with one planted fault."""
+"""`validate` accepts a right engine, however much rounding moves its model, and finds each planted fault."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Change = Callable[[TensorSource], TensorSource]
 
 
 def swap_heads(tensor: TensorSource) -> TensorSource:
-    """Heads 0 and 1 of the queries change places."""
+    """Exchange heads 0 and 1 of the queries."""
     rows = tensor.data.reshape(tensor.shape[0], -1).copy()
     rows[:128] = np.roll(rows[:128], 64, axis=0)
     return replace(tensor, data=rows.reshape(-1), mapping=None)
 
 
 def turn_queries(tensor: TensorSource) -> TensorSource:
-    """Every query is rotated by half a radian more than its position says."""
+    """Rotate every query by half a radian more than its position says."""
     weights = tensor.to_float32().reshape(-1, 2, tensor.shape[1])
     one, other = weights[:, 0], weights[:, 1]
     turned = np.stack([one * np.cos(0.5) - other * np.sin(0.5), one * np.sin(0.5) + other * np.cos(0.5)], axis=1)
@@ -40,7 +40,7 @@ def turn_queries(tensor: TensorSource) -> TensorSource:
 
 
 def double_a_scale(tensor: TensorSource) -> TensorSource:
-    """One block of 32 weights is twice as large: the f16 scale that a Q8_0 block of 34 bytes begins with."""
+    """Double one block of 32 weights: the f16 scale at the start of a Q8_0 block of 34 bytes."""
     data = tensor.data.copy()
     data[7 * 34 : 7 * 34 + 2].view(np.float16)[:] *= 2
     return replace(tensor, data=data, mapping=None)

@@ -1,4 +1,4 @@
-"""Whether a text may be a whole answer under a grammar, asked of the demo model's vocabulary."""
+"""A check that a text may be a whole answer under a grammar, in the demo model's vocabulary."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def load_demo() -> tuple[Tokenizer, GrammarCompiler]:
 
 
 def takes(text: str, grammar: Grammar | str, answer: Grammar | None = None, *, parse_special: bool = False) -> bool:
-    """Whether every token of `text` is allowed, and then an end; it may spell control tokens if `parse_special`."""
+    """Return True if every token of `text` is allowed, and then an end; with `parse_special` it may hold control
+    tokens.
+    """
     demo, compiler = load_demo()
     constraint = compiler.compile(grammar, answer)
     mask = np.zeros(-(-demo.vocab_size // 32), np.uint32)

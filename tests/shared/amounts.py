@@ -1,4 +1,4 @@
-"""How much the longest tests do: all with `--exhaustive`, a sixth with `--thorough`, as in CI, else an eighth."""
+"""Sizes of the longest tests: everything with `--exhaustive`, a sixth with `--thorough`, as in CI, else an eighth."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ QUICK_SHARE, THOROUGH_SHARE = 8, 6
 
 # Set from the command line before any test is collected.
 is_thorough = False
-is_exhaustive = False  # which is thorough, too
+is_exhaustive = False  # this is thorough, too
 family_schedules: int | None = None  # instead of the usual number
 
 

@@ -144,7 +144,7 @@ def read_bytes(given: Completion) -> tuple[object, ...]:
 
 
 def is_whole(llm: LLM, case: Case, given: Completion) -> bool:
-    """Whether the answer may end where it does, by its grammar."""
+    """Return True if the answer may end where it does, by its grammar."""
     constraint = llm._session._preparation.prepare(case.request).request.constraint
     assert constraint is not None
     tokenizer = llm._session.tokenizer
@@ -164,7 +164,7 @@ def is_whole(llm: LLM, case: Case, given: Completion) -> bool:
 
 @dataclass
 class Tally:
-    """Counts of requests, of comparisons and those that failed, of answers that were cut, are whole, do not say so."""
+    """Counts: requests; comparisons, and wrong ones; answers that were cut, that are whole, and that do not say so."""
 
     requests: int = 0
     compared: int = 0
@@ -175,7 +175,7 @@ class Tally:
 
 
 def compare(llm: LLM, cases: Sequence[Case], more: Sequence[int], fewer: Sequence[int] = ()) -> dict[str, Tally]:
-    """Answer each case with as many tokens as it needs and `more`, and with a hundredth part of `fewer` of them."""
+    """Answer each case with as many tokens as it needs and `more`, and with a share in percent of that (`fewer`)."""
     tallies = {kind: Tally() for kind in KINDS}
     for case, free in zip(cases, answer(llm, (case.ask(MOST_TOKENS) for case in cases)), strict=True):
         tally, needed = tallies[case.kind], free.usage.completion_tokens

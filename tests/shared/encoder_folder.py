@@ -36,7 +36,7 @@ WORDS = [
 
 
 def write_word_piece(folder: Path) -> int:
-    """BERT's tokenizer with a few words and all letters; the size of its vocabulary."""
+    """Write BERT's tokenizer with a few words and all letters; return the size of its vocabulary."""
     texts = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *LETTERS, *(f"##{one}" for one in LETTERS)]
     texts += [".", "?", ",", "##ing", "##s", *"0123456789"]
     vocab = {text: index for index, text in enumerate(dict.fromkeys(texts))}
@@ -57,7 +57,7 @@ def write_word_piece(folder: Path) -> int:
 
 
 def write_unigram(folder: Path) -> int:
-    """XLM-RoBERTa's tokenizer with a few pieces; the size of its vocabulary."""
+    """Write XLM-RoBERTa's tokenizer with a few pieces; return the size of its vocabulary."""
     specials = ["<s>", "<pad>", "</s>", "<unk>"]
     pieces = [*(f"▁{word}" for word in WORDS), "▁", *LETTERS, *(f"▁{one}" for one in LETTERS), ".", "?"]
     scored = [(text, 0.0) for text in specials]

@@ -14,6 +14,6 @@ SETTINGS = {field.name for field in fields(ModelSettings)}
 
 
 def open_engine(model: Model, ctx: Context, **options: Any) -> Engine:
-    """`Engine` with the settings among the keywords as its settings, and without end tokens where none are named."""
+    """Return an engine. Keywords that are settings become its settings; it has no end tokens unless some are given."""
     settings = ModelSettings(**{name: options.pop(name) for name in SETTINGS & options.keys()})
     return Engine(model, ctx, settings, **{"eos_ids": (), **options})

@@ -30,7 +30,7 @@ SMOKE = {  # folder of tests: the sources that they are about
 }
 WHOLE = "project"  # these tests look at all packages
 ALWAYS_QUICK = ("plain", "project", "formats", "tokenizers", "templates", "cache")
-# The tests of a package lie in the folder of its name, but for these.
+# The tests of a package lie in the folder of its name, with these exceptions.
 TESTS_OF = {
     "csrc": ("kernels", "models"),
     "adapters": ("models", "cli"),
@@ -86,7 +86,7 @@ def stand_in(cases: Sequence[Any]) -> Any:
 
 
 def find_touched(changed: Iterable[str]) -> set[str]:
-    """Return the folders of tests whose subject is changed."""
+    """Return the folders of tests whose subject has changed."""
     touched = set[str]()
     for path in changed:
         parts = path.removeprefix("src/mlxr/").split("/")

@@ -1,4 +1,4 @@
-"""Somebody who looks at what an engine does, and makes the differences as the server does."""
+"""A watcher of an engine, which computes the changes between two looks as the server does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Look:
         assert self.first.is_first
 
     def read(self) -> Change:
-        """What has happened since the last time."""
+        """Return the changes since the last call."""
         before, self._last = self._last, self._engine.live.read(self._work)
         assert not self._last.is_first
         return compare(before, self._last, 1.0, 1.0)

@@ -1,4 +1,4 @@
-"""What a watcher of the live stream knows, built from events alone, as docs/page-live.md says how to."""
+"""A watcher's view of the live stream, built from events alone as docs/page-live.md explains."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Json = dict[str, Any]
 
 
 class LiveView:
-    """What a watcher knows: the codes of all pages, the rows of all sequences, totals. Built from events alone."""
+    """The state that a watcher builds from events alone: the codes of all pages, the rows of all sequences, totals."""
 
     def __init__(self) -> None:
         self.snapshot: Json = {}
@@ -26,7 +26,7 @@ class LiveView:
 
     @classmethod
     def of(cls, snapshot: Json) -> LiveView:
-        """What is known after a snapshot."""
+        """Return the view after one snapshot."""
         view = cls()
         view.apply("snapshot", snapshot)
         return view

@@ -1,4 +1,4 @@
-"""The demo with a longer context in its header, for tests that need long prompts or answers and not good ones."""
+"""The demo with a longer context in its header, for tests that need long prompts or answers, good or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recurrent mixers with made-up numbers, and what they are in plain double precision, written token by token."""
+"""Recurrent mixers with made-up numbers, and the same in plain double precision, written token by token."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ SLOTS = 9
 
 @dataclass(frozen=True)
 class Mixer:
-    """`widths` are the columns of its inputs, `floats` the numbers of its state, of which the last are `scales`.
+    """A recurrent mixer: `widths` are the columns of its inputs, `floats` the size of its state, `scales` the last of
+    these.
 
-    `run(ctx, inputs, batch, pool, at)` is the operator, `compute(inputs, state)` what it means for one sequence, of
-    which `read` gives the state.
+    `run(ctx, inputs, batch, pool, at)` is the operator. `compute(inputs, state)` gives the right result for one
+    sequence, whose state `read` returns.
     """
 
     widths: tuple[int, ...]

@@ -36,7 +36,7 @@ HF_CONFIG: dict[str, Any] = {
 
 
 def train_tokenizer(folder: Path, *more_special: str) -> int:
-    """Write a byte-level BPE tokenizer with chat tokens, and `more_special` ones; the size of its vocabulary."""
+    """Write a byte-level BPE tokenizer with chat tokens, and `more_special` ones; return the size of its vocabulary."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()

@@ -1,4 +1,4 @@
-"""What the tests ask, the demo's answer, and a tool as clients of OpenAI's dialect send it."""
+"""Questions of the tests, the demo's answer, and a tool as clients of OpenAI's dialect send it."""
 
 from __future__ import annotations
 

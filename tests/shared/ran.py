@@ -1,4 +1,4 @@
-"""What the ledger of a context counted, for tests."""
+"""Calls that the ledger of a context counted, for tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 
 from mlxr.kernels.context import Context
 
-JOINED = ("fused ", "gated ", "split ")  # how it went, in front of what was computed
+JOINED = ("fused ", "gated ", "split ")  # in front of a variant: it was computed in another operator, or in shares
 
 
 def list_ran(ctx: Context, operator: str) -> dict[str, int]:
@@ -15,7 +15,7 @@ def list_ran(ctx: Context, operator: str) -> dict[str, int]:
 
 
 def count_apart(ctx: Context) -> Counter[tuple[str, str, str]]:
-    """Calls of operators as if none had been computed on the way into another, or in shares."""
+    """Count calls of operators as if each had been computed by itself and in one piece."""
     counts: Counter[tuple[str, str, str]] = Counter()
     for row in ctx.ledger.snapshot().dispatches:
         variant = row.variant

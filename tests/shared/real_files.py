@@ -11,7 +11,7 @@ VARIABLE = "MLXR_REAL_MODELS"
 
 
 def find_model(name: str) -> Path:
-    """The file of the model; skips the test where there is none."""
+    """Return the file of the model; skip the test if there is none."""
     folder = os.environ.get(VARIABLE)
     if not folder:
         pytest.skip(f"{VARIABLE} is not set: it names the folder with {name}.gguf")

@@ -17,7 +17,7 @@ NAME = "mlxr._native"
 
 
 def load() -> None:
-    """Put the module where it is imported from."""
+    """Put the module in the place of the ordinary one."""
     found = next(FOLDER.glob("_native.*.so"), None)
     if found is None:
         raise SystemExit(f"{FOLDER} has no native module; make sanitize builds it")

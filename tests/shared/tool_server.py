@@ -25,7 +25,7 @@ TOOLS = [
 
 
 def answer(message: dict[str, Any]) -> dict[str, Any] | None:
-    """The answer to a message; None for what has none."""
+    """Return the answer to a message, or None if it has none."""
     if "id" not in message or "method" not in message:
         return None
     reply = {"jsonrpc": "2.0", "id": message["id"]}

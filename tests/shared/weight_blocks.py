@@ -1,4 +1,4 @@
-"""Random blocks of a weight type, and where they need scales of a sensible size."""
+"""Random blocks of a weight type, with scales of a sensible size."""
 
 from __future__ import annotations
 

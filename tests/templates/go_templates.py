@@ -1,4 +1,4 @@
-"""Go templates as Ollama's library publishes them for families of models, and what they make of conversations."""
+"""Go templates as Ollama's library publishes them for families of models, and their texts of conversations."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (one template to a line)
-"""Templates that would fill memory or never end are stopped, each by the bound that is meant for it."""
+"""Templates that would fill memory or never end are stopped, each by the right bound."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ BITS = "makes a number of"
     ],
 )  # fmt: skip
 def test_bombs_are_stopped(source: str, reason: str) -> None:
-    """Rendered in this process, whose memory can be measured, as the worker processes do."""
+    """Rendered in this process, whose memory can be measured, in the same way as in the worker processes."""
     before, variables = read_peak_memory_bytes(), {"messages": [{"role": "user", "content": "Hi"}]}
     with pytest.raises(ProgramError, match=reason):
         Programs().render(source, "bomb", variables, datetime.now(UTC))

@@ -1,4 +1,4 @@
-"""Go templates become Jinja templates that write what Go would write; what cannot is refused by name."""
+"""Go templates become Jinja templates that write the same text as Go; others are refused by name."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (one template to a line)
-"""Templates run where they can be stopped: what overruns ends with its process, and nobody else waits for it."""
+"""Templates run where they can be stopped: one that overruns ends with its process, and no other waits for it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_stopping_ends_what_is_on_its_way() -> None:
 
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[TemplateWorkers]:
-    """Workers of one test, which looks often whether they were stopped."""
+    """Workers of one test, which check often for a stop."""
     monkeypatch.setattr("mlxr.templates.workers.LOOK_S", 0.02)
     made = TemplateWorkers()
     yield made
@@ -165,7 +165,7 @@ def test_what_is_not_known_of_a_template_is_not_kept(own: TemplateWorkers, monke
 
 
 def end_worker(worker: Any, number: signal.Signals) -> None:
-    """Send a signal to a worker's process, and wait until it has come."""
+    """Send a signal to a worker's process, and wait until it has taken effect."""
     process = worker._process
     process.send_signal(number)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)

@@ -19,7 +19,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 @dataclass(frozen=True)
 class Goldens:
-    """1,200 strings, and the ids llama.cpp gives them: by "plain" or "special", then by vocabulary."""
+    """1,200 strings, and llama.cpp's ids for them: by "plain" or "special", then by vocabulary."""
 
     strings: list[str]
     ids: dict[str, dict[str, list[list[int]]]]
@@ -33,14 +33,14 @@ def goldens() -> Goldens:
 
 @pytest.fixture(scope="session")
 def vocabularies() -> dict[str, Tokenizer]:
-    """From GGUF metadata: spm, spm-merges, llama3, qwen2."""
+    """Tokenizers from GGUF metadata: spm, spm-merges, llama3, qwen2."""
     names = sorted(path.name for path in GOLDENS.iterdir() if path.is_dir())
     return {name: from_gguf(to_gguf_metadata(GOLDENS / name)) for name in names}
 
 
 @pytest.fixture(scope="session")
 def folders() -> dict[str, Tokenizer]:
-    """The same from their folders, through the libraries."""
+    """The same tokenizers from their folders, through the libraries."""
     return {path.name: from_folder(path) for path in GOLDENS.iterdir() if path.is_dir()}
 
 

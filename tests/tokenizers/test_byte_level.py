@@ -17,7 +17,7 @@ ALPHABET = list_byte_characters()
 
 
 def make_metadata(merges: list[str], markers: dict[str, TokenType] | None = None, **keys: object) -> dict[str, Any]:
-    """The 256 bytes, what `merges` make of them, and `markers`."""
+    """Make a vocabulary of the 256 bytes, the results of `merges`, and `markers`."""
     made = list(dict.fromkeys(merge.replace(" ", "") for merge in merges))
     markers = markers or {}
     return {
@@ -36,7 +36,7 @@ def spell(tokenizer: Tokenizer, text: str, *, parse_special: bool = False) -> li
 
 
 def cut(pre: str, text: str) -> list[str]:
-    """The words that `pre` cuts `text` into: a vocabulary in which every word of this test is one token."""
+    """Cut `text` into words as `pre` does, with a vocabulary in which every word of this test is one token."""
     merges: list[str] = []
     known = set(ALPHABET)
     for start in range(len(text)):
@@ -180,7 +180,7 @@ def test_every_token_that_ends_an_answer_is_known() -> None:
     metadata = make_metadata([], dict.fromkeys(names, TokenType.CONTROL), eos_token_id=256, eot_token_id=260)
     tokenizer = from_gguf(metadata)
     assert {tokenizer.token_text(token_id) for token_id in tokenizer.eos_ids} == set(names) - {"<plain>"}
-    # In vocabularies with a marker for the end of a message, that is not the end of the answer.
+    # Vocabularies with a marker for the end of a message, which is not the end of the answer.
     harmony = ["<|end|>", "<|return|>", "<|call|>"]
     tokenizer = from_gguf(make_metadata([], dict.fromkeys(harmony, TokenType.CONTROL), eos_token_id=257))
     assert {tokenizer.token_text(token_id) for token_id in tokenizer.eos_ids} == {"<|return|>", "<|call|>"}

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (one template to a line)
-"""Chat templates: what real ones use works, errors name template and line, sources are found in files and folders."""
+"""Chat templates: parts of real ones work, errors name template and line, sources are found in files and folders."""
 
 from __future__ import annotations
 

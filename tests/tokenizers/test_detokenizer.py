@@ -1,4 +1,4 @@
-"""Text as tokens come: never half a character, and in the end what decoding all at once gives."""
+"""Text as tokens come: never half a character, and in the end the text of all tokens decoded at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vocabularies with anything anywhere: they load, or they are refused with an error of ours, never otherwise."""
+"""Vocabularies with anything anywhere load, or are refused with an error of ours, and nothing else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def use(tokenizer: Any) -> None:
 
 
 def count_refusals(attempts: Iterator[Callable[[], None]]) -> tuple[int, int]:
-    """How many attempts worked and how many were refused; any other error goes through and fails the test."""
+    """Return how many attempts worked and how many were refused; any other error fails the test."""
     worked, refusals = 0, []
     for attempt in attempts:
         try:

@@ -23,7 +23,7 @@ def make_metadata(model: str, tokens: list[str], types: list[TokenType], **keys:
 
 
 def make_twins(model: str, kinds: tuple[TokenType, ...], text: str = "c") -> Tokenizer:
-    """The letters a, b, and `text` as one token of each of the `kinds`, at 259 + 2 and on."""
+    """Make a vocabulary of the letters a, b, and `text` as one token of each of the `kinds`, from 259 + 2 on."""
     tokens = ["<unk>", "<s>", "</s>", *BYTES, "a", "b", *[text] * len(kinds)]
     types = [TokenType.UNKNOWN, *[TokenType.CONTROL] * 2, *[TokenType.BYTE] * 256, *[TokenType.NORMAL] * 2, *kinds]
     if model == "gpt2":

@@ -1,4 +1,4 @@
-"""SentencePiece by score: the order of merges, byte fallback, spaces, special tokens, and what is refused."""
+"""SentencePiece by score: the order of merges, byte fallback, spaces, special tokens, and refusals."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_every_family_is_recognised(row: Any, make_folder: MakeFolder, load_json
 def test_whether_merges_are_ignored_is_no_matter_where_they_make_every_token(
     make_folder: MakeFolder, load_json: LoadJson
 ) -> None:
-    """The folder of gpt-oss says that they are, and files of its way of cutting are not named so."""
+    """gpt-oss's folder says that they are; files with its way of cutting do not have its name."""
     data, row = load_json("qwen2"), find_pre_type("gpt-4o")
     data["model"]["ignore_merges"] = True
     part = data["pre_tokenizer"]["pretokenizers"][0]

@@ -1,4 +1,4 @@
-"""Does what deploy/Dockerfile says without Docker: each stage is a folder, and its steps run in a chroot, as root.
+"""Builds deploy/Dockerfile's image without Docker: each stage is a folder, and its steps run in a chroot, as root.
 
 `debootstrap --variant=minbase trixie BASE` makes the folder of the base image. `python tests/wheel/chroot_image.py BASE
 OUT [TARGET]` builds the image in OUT, asks its demo model a question as the image's user, starts the server, and waits
@@ -26,7 +26,7 @@ LIMIT_S = 120
 
 @dataclass
 class Stage:
-    """A stage: its folder, and what its instructions have set."""
+    """A stage: its folder, and the settings from its instructions."""
 
     folder: Path
     values: dict[str, str] = field(default_factory=lambda: {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"})
@@ -38,7 +38,7 @@ class Stage:
 
     def start(self, words: list[str], **options: object) -> subprocess.Popen[bytes]:
         """Start a program in the stage, as its user and in its folder, with the network of this machine."""
-        for file in filter(Path.is_file, map(Path, HOST_FILES)):  # packages may have written their own
+        for file in filter(Path.is_file, map(Path, HOST_FILES)):  # packages may have overwritten them
             (self.folder / file.relative_to("/")).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, self.folder / file.relative_to("/"))
         passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
@@ -59,7 +59,7 @@ class Stage:
 
 
 def read_instructions(text: str) -> list[tuple[str, str]]:
-    """The instructions of a Dockerfile with their arguments, comments left out and lines joined."""
+    """Read the instructions of a Dockerfile with their arguments, without comments and with lines joined."""
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
     return [(line.split(None, 1)[0], line.split(None, 1)[1]) for line in joined.splitlines()]

@@ -32,11 +32,11 @@ class Installed:
 
     @property
     def bin(self) -> Path:
-        """Where `mlxr` and `python` are, and all that PATH names."""
+        """The folder of `mlxr` and `python`, the only one in PATH."""
         return self.environment / "bin"
 
     def start(self, *command: object, **options: object) -> subprocess.Popen[str]:
-        """Start a program of the environment, or of the machine where it is given with its whole path."""
+        """Start a program of the environment, or of the machine if its whole path is given."""
         own = {
             "PATH": str(self.bin),
             "HOME": str(self.folder),
@@ -50,7 +50,7 @@ class Installed:
         return subprocess.Popen(words, cwd=self.folder, env=own | self.variables, text=True, **pipes)  # type: ignore[call-overload,no-any-return]
 
     def run(self, *command: object, code: int = 0, text: str | None = None) -> str:
-        """Run a program of the environment; stdout and then stderr. It must end with the exit status `code`."""
+        """Run a program of the environment; return stdout and then stderr. It must end with the exit status `code`."""
         with self.start(*command, stdin=subprocess.PIPE) as process:
             output, errors = process.communicate(text, timeout=LIMIT_S)
         assert process.returncode == code, (command, output, errors)
@@ -74,7 +74,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from the sdist as `pip install` of it does, in a folder that ccache is told of."""
+    """The wheel, built from the sdist as `pip install` of it does, in a folder that ccache knows."""
     given = request.config.getoption("--wheel")
     if given:
         return Path(given).resolve()
@@ -91,7 +91,7 @@ def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="session")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with the wheel and what it depends on, and nothing more, made by deploy/install.sh."""
+    """A virtual environment with the wheel and its dependencies only, made by deploy/install.sh."""
     folder = tmp_path_factory.mktemp("environment")
     own = {"MLXR_HOME": str(folder / "mlxr"), "MLXR_BIN": str(folder / "bin"), "PIP_ONLY_BINARY": ":all:"}
     without_compiler = {**os.environ, "CC": "/bin/false", "CXX": "/bin/false", **own}
@@ -102,7 +102,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_pip(command: list[str], environment: dict[str, str]) -> None:
-    """Run pip; what it says is shown when it fails."""
+    """Run pip; show its output if it fails."""
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -121,6 +121,6 @@ def hub() -> Iterator[FakeHub]:
 
 
 def list_members(sdist: Path) -> list[str]:
-    """Paths in the sdist, below its one folder."""
+    """List the paths in the sdist, below its one folder."""
     with tarfile.open(sdist) as archive:
         return [name.partition("/")[2] for name in archive.getnames()]

@@ -1,4 +1,4 @@
-"""Every command of the installed `mlxr` does its work once; a pull survives a hub that breaks off, and being killed."""
+"""Every command of the installed `mlxr` does its work once; a pull survives a hub that breaks off, and a kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the README and examples/ show runs as it stands there, in an environment that has only the wheel."""
+"""Code in the README and examples/ runs as it stands there, in an environment that has only the wheel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read_blocks(language: str) -> list[str]:
 
 
 def test_examples(installed: Installed) -> None:
-    """A third of them; tests/real/test_demo_numbers.py runs all."""
+    """Runs a third of them; tests/real/test_demo_numbers.py runs all."""
     for path in sorted((ROOT / "examples").glob("*.py"))[::3]:
         output = installed.run("python", "-W", "error", path)
         assert output
@@ -33,7 +33,7 @@ def test_the_readmes_python(installed: Installed) -> None:
 
 
 def test_the_readmes_commands(installed: Installed, hub: FakeHub) -> None:
-    """Those that need no server, each in a shell; tests/server/test_quickstart.py runs all of them in one process."""
+    """Runs those that need no server, each in a shell; tests/server/test_quickstart.py runs all in one process."""
     alone = ("mlxr run", "mlxr search", "mlxr pull", "mlxr convert", "mlxr validate")
     lines = [line for block in read_blocks("sh") for line in block.splitlines() if line.startswith(alone)]
     assert len(lines) > 5

@@ -1,4 +1,4 @@
-"""What is in the sdist, the wheel and the environment."""
+"""Contents of the sdist, the wheel and the environment."""
 
 from __future__ import annotations
 

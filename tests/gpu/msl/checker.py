@@ -1,6 +1,6 @@
-"""Checks the source of a kernel as Metal's compiler would: by clang's syntax checker over `declarations`, and by what
-MSL forbids besides. What Apple's own compiler knows alone (registers, its code, its macros) is not seen so; on a Mac
-that has Xcode `compile_by_apple` asks it.
+"""Checks the source of a kernel as Metal's compiler would: by clang's syntax checker over `declarations`, and by
+further rules of MSL. It does not see what only Apple's compiler knows (registers, its code, its macros); on a Mac with
+Xcode `compile_by_apple` asks that compiler.
 
 A source is parsed twice, in both standards that MLX may ask for: as MLX writes it, and with its template arguments as
 constants in front, so that types have sizes.
@@ -64,7 +64,7 @@ _FUNCTIONS = (
 
 
 class Checker:
-    """Says what is wrong with sources. `folder` is where the declarations are written to."""
+    """Finds the problems of sources. The declarations are written to `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._index = folder, Index.create()
@@ -76,7 +76,7 @@ class Checker:
         self._checked: dict[Source, list[str]] = {}  # mostly the same are asked for again, and texts are long
 
     def check(self, source: Source) -> list[str]:
-        """What is wrong with it; nothing where Metal would compile it."""
+        """List the problems of a source; none if Metal would compile it."""
         if source in self._checked:
             return self._checked[source]
         text = source.text
@@ -90,7 +90,7 @@ class Checker:
         return self._checked[source]
 
     def _parse(self, standard: tuple[str, int], text: str) -> TranslationUnit:
-        """Those of one standard are one unit that is parsed anew, for which clang keeps the headers."""
+        """Parse a text; texts of one standard share a unit that is parsed again, for which clang keeps the headers."""
         prepared = [(_FILE, _INCLUDE + _prepare(text))]
         if standard in self._units:
             self._units[standard].reparse(prepared)
@@ -109,7 +109,7 @@ class Checker:
                 yield f"{found.spelling}: {line}"
 
     def _walk(self, unit: TranslationUnit, source: Source) -> Iterator[str]:
-        """What the rules say of the header, unless it is known, and of the kernel."""
+        """Yield the problems that the rules find in the kernel, and in the header unless that was walked before."""
         shared = 0
         for cursor in unit.cursor.get_children():
             if cursor.location.file is None or cursor.location.file.name != _FILE:
@@ -125,8 +125,9 @@ class Checker:
 
 
 def compile_by_apple(text: str, standard: str, include: Path) -> str:
-    """What `xcrun metal` says of a source behind what MLX, whose headers are in `include`, writes in front of it; ""
-    where it compiles. `standard` is such as "metal3.1". Raises OSError where there is no xcrun."""
+    """Return the errors of `xcrun metal` for a source behind MLX's utils.h, or "" if it compiles. `include` is the
+    folder of MLX's headers, `standard` such as "metal3.1". Raises OSError if there is no xcrun.
+    """
     command = f"xcrun -sdk macosx metal -x metal -std={standard} -w -c - -o {os.devnull} -I".split()
     given = f'#include "mlx/backend/metal/kernels/utils.h"\n{text}'
     done = subprocess.run([*command, str(include)], input=given, capture_output=True, text=True, check=False)
@@ -171,7 +172,7 @@ def _round(size: int) -> int:
 
 
 def _list_shared(kernel: Cursor) -> Iterator[int]:
-    """Bytes of each variable of the kernel in the threadgroup's memory."""
+    """Yield the bytes of each variable of the kernel in the threadgroup's memory."""
     for cursor in kernel.walk_preorder():
         if cursor.kind == CursorKind.VAR_DECL and _find_space(cursor) == _THREADGROUP:
             yield cursor.type.get_size()

@@ -1,7 +1,7 @@
-"""A stand-in for `mlx.core` on a Mac: kernels that are launched are written down as MLX would compile them, and give
-zeros. So the very path of a Mac runs where there is none, `mx.compile` included.
+"""A stand-in for `mlx.core` on a Mac: it records launched kernels as MLX would compile them, and returns zeros. So the
+whole path of a Mac, `mx.compile` included, runs on other machines.
 
-What MLX writes around a body is in its backend/common/metal_kernel.cpp (`write_signature`).
+MLX writes the code around a body in its backend/common/metal_kernel.cpp (`write_signature`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TYPES = {
     "float16": "float16_t", "float32": "float", "bfloat16": "bfloat16_t", "bool": "bool",
     **{f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }  # fmt: skip
-# Where a thread stands: MLX declares those whose names the source has.
+# The place of a thread: MLX declares the names that the source uses.
 _PLACES = {
     "dispatch_quadgroups_per_threadgroup": "uint", "dispatch_simdgroups_per_threadgroup": "uint",
     "dispatch_threads_per_threadgroup": "uint3", "grid_origin": "uint3", "grid_size": "uint3",
@@ -38,7 +38,7 @@ _PLACES = {
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What MLX would compile: `header`, then `signature` as a template of `constants` (kind, name, value), and `body`.
+    """A source for MLX: `header`, then `signature` as a template of `constants` (kind, name, value), and `body`.
 
     `name` is the function's, `kernel` ours. `buffers` and `threads` are what it is launched with.
     """
@@ -106,7 +106,7 @@ class StandIn(ModuleType):
 
 
 class _Kernel:
-    """What `mx.fast.metal_kernel` returns."""
+    """A stand-in for what `mx.fast.metal_kernel` returns."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ def _write_constant(name: str, value: Any) -> tuple[str, str, str]:
 
 @contextmanager
 def stand_in() -> Iterator[StandIn]:
-    """Let `mlx.core` be one for whoever imports it now; afterwards it is MLX again, on the device that it had."""
+    """Put a stand-in in the place of `mlx.core`; afterwards it is MLX again, on the device that it had."""
     import mlx
     import mlx.core as real
 

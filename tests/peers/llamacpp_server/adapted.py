@@ -1,4 +1,4 @@
-"""What is replaced in llama.cpp's tests: text and token counts of its test model, and the name of its binary."""
+"""Replacements in llama.cpp's tests: text and token counts of its test model, and the name of its binary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def adapt(module: str, text: str) -> str:
     return text
 
 
-# What stories260K, llama.cpp's test model, says. A random model says something else each time.
+# Words of stories260K, llama.cpp's test model. A random model says something else each time.
 MODEL_TEXTS = frozenset(
     {
         "(going|bed)+",

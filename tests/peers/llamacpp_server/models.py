@@ -13,7 +13,7 @@ HIDDEN, LAYERS, HEADS, INNER, CONTEXT = 64, 2, 4, 128, 16384
 
 
 def make_model(folder: Path, vocabulary: str) -> Path:
-    """A model of llama's architecture with this vocabulary; written once."""
+    """Write a model of llama's architecture with this vocabulary, unless it is there; return its path."""
     path = folder / f"{vocabulary}.gguf"
     if path.exists():
         return path

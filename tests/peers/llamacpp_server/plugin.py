@@ -129,12 +129,12 @@ def start(self: Any, timeout_seconds: int = 60) -> None:
 
 
 def match_regex(regex: str, text: str) -> bool:
-    """As llama.cpp's; of what its own test model would say only that there is something."""
+    """Match as llama.cpp does; where only its test model's words would match, any text does."""
     return bool(text) if regex in MODEL_TEXTS else MATCH_REGEX(regex, text)
 
 
 def with_fields(send: Any) -> Any:
-    """`send` with the fields of requests that mlxr has in place of the server's flags."""
+    """Wrap `send` to add the fields of requests that mlxr has in place of the server's flags."""
 
     def sending(self: Any, method: str, path: str, data: Any = None, *rest: Any, **named: Any) -> Any:
         if isinstance(data, dict):
@@ -148,7 +148,7 @@ def with_fields(send: Any) -> Any:
 
 
 def find_fields(server: Any) -> dict[str, object]:
-    """What stands for `--verbose` and `--reasoning`."""
+    """Return the request fields that stand for `--verbose` and `--reasoning`."""
     fields: dict[str, object] = {"verbose": True} if server.debug else {}
     if server.reasoning is not None:
         fields["chat_template_kwargs"] = {"enable_thinking": server.reasoning != "off"}

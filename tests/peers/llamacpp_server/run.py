@@ -45,7 +45,7 @@ MODULES = (
 
 
 def main() -> int:
-    """Run the tests; the exit status."""
+    """Run the tests; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--source", type=Path, default=Path("build/llamacpp-source"))
     parser.add_argument("--work", type=Path, default=Path("build/llamacpp-tests"))
@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def find_source(folder: Path) -> Path:
-    """llama.cpp's source below `folder`, downloaded and unpacked there first if need be."""
+    """Return llama.cpp's source below `folder`; download and unpack it there first if need be."""
     found = [*folder.glob("*/vendor/llama.cpp")]
     if not found:
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def find_source(folder: Path) -> Path:
 
 
 def copy_tests(source: Path, work: Path) -> Path:
-    """A copy of the tests in a tree like llama.cpp's, as they look for chat templates beside them; where they are."""
+    """Copy the tests into a tree like llama.cpp's, as they look for chat templates beside them; return their folder."""
     shutil.rmtree(work / "tools", ignore_errors=True)
     tests = work / "tools" / "server" / "tests"
     shutil.copytree(source / "tools" / "server" / "tests" / "unit", tests / "unit")
@@ -99,7 +99,7 @@ def copy_tests(source: Path, work: Path) -> Path:
 
 
 def count(report: Path) -> int:
-    """Print how many passed in each module; 1 where the share of all that apply is too small."""
+    """Print how many passed in each module; return 1 if their share of all that apply is too small."""
     outcomes: dict[str, Counter[str]] = {}
     failed: list[str] = []
     for case in ElementTree.parse(report).iter("testcase"):

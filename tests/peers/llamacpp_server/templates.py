@@ -1,4 +1,4 @@
-"""Chat templates that llama.cpp's server has under a name, as far as its tests use them."""
+"""Chat templates that llama.cpp's server knows by name, as far as its tests use them."""
 
 from __future__ import annotations
 
