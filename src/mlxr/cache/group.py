@@ -151,7 +151,7 @@ class CacheGroup:
         return self.arena.shape.first_needed(boundary, self.arena.page_size)
 
     def open_table(self) -> Table:
-        """An empty table of this group."""
+        """Return an empty table of this group."""
         return StateTable(self.pager) if isinstance(self.arena.shape, StatesShape) else PageTable(self.pager)
 
     def commit(self, table: Table, tokens: int) -> None:

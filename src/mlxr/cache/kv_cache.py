@@ -190,7 +190,7 @@ class KVCache:
             self.writer.advance()
 
     def fork(self, table: SequenceTable) -> SequenceTable:
-        """A second table with the same written positions, on the same pages."""
+        """Return a second table with the same written positions, on the same pages."""
         return table.fork()
 
     def release(self, table: SequenceTable) -> None:

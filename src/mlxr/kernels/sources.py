@@ -52,15 +52,15 @@ class Decoded:
         return False
 
     def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
-        """Rows [start:stop] of the numbers, copied."""
+        """Return rows [start:stop] of the numbers, copied."""
         return self.values[start:stop].copy()
 
     def take_rows(self, start: int, stop: int) -> Decoded:
-        """Rows [start:stop] as a tensor of their own."""
+        """Return rows [start:stop] as a tensor."""
         return Decoded(self.name, self.values[start:stop])
 
     def take_matrix(self, index: int) -> Decoded:
-        """Part `index` of the first axis, as a tensor of its own."""
+        """Return part `index` of the first axis as a tensor."""
         return Decoded(self.name, self.values[index])
 
     def take_columns(self, columns: range) -> Decoded:
@@ -140,7 +140,7 @@ class Columns(View):
         return len(self.rows) * self.source.shape[0] * _FLOAT_BYTES[self.type_name]
 
     def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
-        """Rows [start:stop] of the numbers, decoded."""
+        """Return rows [start:stop] of the numbers, decoded."""
         decoded = self._decode(self.rows[start:stop])
         return decoded if self.source.type_name in _FLOAT_BYTES else widen_bf16(round_to_bf16(decoded))
 
@@ -148,7 +148,7 @@ class Columns(View):
         return np.ascontiguousarray(self.source.to_float32()[:, _as_slice(rows)].T)
 
     def take_rows(self, start: int, stop: int) -> Columns:
-        """Rows [start:stop] as a tensor of their own."""
+        """Return rows [start:stop] as a tensor."""
         return Columns(self.source, self.rows[start:stop])
 
 
@@ -193,15 +193,15 @@ class Stack:
         return len(self.parts) == 1 and self.parts[0].is_mapped
 
     def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
-        """Parts [start:stop], decoded into one array."""
+        """Return parts [start:stop], decoded into one array."""
         return np.stack([part.to_float32() for part in self.parts[start:stop]])
 
     def take_rows(self, start: int, stop: int) -> Stack:
-        """Parts [start:stop] as a stack of their own."""
+        """Return parts [start:stop] as a stack."""
         return Stack(self.name, self.parts[start:stop])
 
     def take_matrix(self, index: int) -> TensorSource:
-        """Part `index`, a matrix."""
+        """Return part `index`, a matrix."""
         return self.parts[index]
 
     def release(self) -> None:
@@ -220,7 +220,7 @@ class Joined(Stack):
         return (sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:])
 
     def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
-        """Rows [start:stop] of all parts, decoded."""
+        """Return rows [start:stop] of all parts, decoded."""
         first, last, made, row = start or 0, self.shape[0] if stop is None else stop, list[FloatArray](), 0
         for part in self.parts:
             begin, end = max(first - row, 0), min(last - row, part.shape[0])
@@ -229,7 +229,7 @@ class Joined(Stack):
         return np.concatenate(made) if made else self.parts[0].to_float32(0, 0)
 
     def take_rows(self, start: int, stop: int) -> Picked:  # type: ignore[override]
-        """Rows [start:stop] as a tensor of their own."""
+        """Return rows [start:stop] as a tensor."""
         return Picked(self, np.arange(start, stop, dtype=np.int32))
 
 
@@ -265,7 +265,7 @@ class Picked(View):
         return np.concatenate(parts) if parts else self.source.to_float32(0, 0)
 
     def take_rows(self, start: int, stop: int) -> Picked:
-        """Rows [start:stop] as a tensor of their own."""
+        """Return rows [start:stop] as a tensor."""
         return Picked(self.source, self.rows[start:stop])
 
 
@@ -299,11 +299,11 @@ class PaddedRows(View):
         return np.pad(groups, ((0, 0), (0, self.padded - self.rows), (0, 0))).reshape(-1, rows.shape[1])
 
     def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
-        """Rows [start:stop] of the numbers."""
+        """Return rows [start:stop] of the numbers."""
         return np.asarray(self._pad(self.source.to_float32())[start:stop], np.float32)
 
     def take_rows(self, start: int, stop: int) -> Picked:
-        """Rows [start:stop] as a tensor of their own."""
+        """Return rows [start:stop] as a tensor."""
         return Picked(self, np.arange(start, stop, dtype=np.int32))
 
 
@@ -405,11 +405,11 @@ class Reordered(View):
         return self.source.nbytes * len(self.columns) // self.source.shape[1]
 
     def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
-        """Rows [start:stop] of the numbers."""
+        """Return rows [start:stop] of the numbers."""
         return np.ascontiguousarray(self.source.to_float32(start, stop)[:, self.columns])
 
     def take_rows(self, start: int, stop: int) -> TensorSource:
-        """Rows [start:stop] as a tensor of their own."""
+        """Return rows [start:stop] as a tensor."""
         return Reordered(self.source.take_rows(start, stop), self.columns)
 
 
@@ -506,12 +506,12 @@ class Scaled(View):
         return rows * columns * (4 if self.type_name == "f32" else 2)
 
     def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
-        """Rows [start:stop], decoded and multiplied."""
+        """Return rows [start:stop], decoded and multiplied."""
         values = self._multiply(start, stop)
         return widen_bf16(values) if self.type_name == "bf16" else values.astype(np.float32)
 
     def take_rows(self, start: int, stop: int) -> Scaled:
-        """Rows [start:stop] as a tensor of their own."""
+        """Return rows [start:stop] as a tensor."""
         return Scaled(self.source.take_rows(start, stop), self.factors[start:stop])
 
     def release(self) -> None:
@@ -583,7 +583,7 @@ class Updated(View):
         return Picked(Decoded(self.name, self.to_float32()), rows)
 
     def take_rows(self, start: int, stop: int) -> TensorSource:
-        """Rows [start:stop] as a tensor of their own."""
+        """Return rows [start:stop] as a tensor."""
         return Decoded(self.name, self.to_float32(start, stop))
 
 

@@ -83,7 +83,7 @@ class DeviceArray(Protocol):
 
     @property
     def T(self) -> DeviceArray:  # noqa: N802 - as NumPy and MLX have it
-        """The transposed matrix."""
+        """The matrix with its axes exchanged."""
 
     @property
     def at(self) -> Any:

@@ -218,7 +218,7 @@ class EmulatedMachine:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of `memory`."""
+        """Bytes that `memory` holds for steps."""
         return self.memory.nbytes
 
     def drop(self, prepared: Mapping[str, Any]) -> None:

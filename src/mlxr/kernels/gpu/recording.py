@@ -297,7 +297,7 @@ class Machine(Protocol):
         """Bytes of the device's memory that it holds."""
 
     def drop(self, prepared: Mapping[str, Any]) -> None:
-        """Free prepared launches."""
+        """Free the memory of prepared launches."""
 
     def prepare(self, launches: Sequence[Launch | Product]) -> Any:
         """Return the launches in a form that `start` takes."""
