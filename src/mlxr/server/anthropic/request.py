@@ -525,5 +525,5 @@ class MessageRequest(AnthropicParameters, ConversationFields):
         return given if self.budget_tokens is None else {"thinking_budget": self.budget_tokens, **given}
 
     def to_request(self) -> ChatRequest:
-        """Return what the service is asked; raises InvalidRequest naming the field."""
+        """Return the service's request; raises InvalidRequest naming the field."""
         return self.make_request(SamplingParams(**read_params({"temperature": 1.0}, self.list_given())))
