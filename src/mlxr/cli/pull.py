@@ -33,7 +33,7 @@ from mlxr.registry.pull import pull as pull_model
 from mlxr.service.catalogue import find_models_folder, open_registry
 from mlxr.service.machine_limits import find_read_rate, find_room_bytes, judge_fits, judge_speed
 
-LINE_S = 10.0  # between two lines about one file, where there is no bar
+LINE_S = 10.0  # between two lines about one file, if there is no bar
 Reference = Annotated[
     str,
     typer.Argument(

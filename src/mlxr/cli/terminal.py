@@ -29,7 +29,7 @@ def print_fields(rows: Iterable[tuple[str, str]], title: str | None = None) -> N
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
-    """Print rows in columns, with headings where there are any; a heading that begins with a space aligns right.
+    """Print rows in columns, with headings if there are any; a heading that begins with a space aligns right.
 
     On a terminal that is too narrow, the widest cells are wrapped between words.
     """

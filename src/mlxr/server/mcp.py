@@ -2,8 +2,8 @@
 
 The owner allows them: `mcp_commands` are programs that are started and asked over their standard input and output,
 `mcp_urls` addresses that are asked by HTTP. The protocol is JSON-RPC 2.0 in its revision of 18 June 2025
-(https://modelcontextprotocol.io/specification/2025-06-18, transports `stdio` and `Streamable HTTP`). What a server
-sends is hostile: its size, the number of tools and the time are bounded. A program ends with this process.
+(https://modelcontextprotocol.io/specification/2025-06-18, transports `stdio` and `Streamable HTTP`). Servers are
+untrusted: the size of messages, the number of tools and the time are bounded. A program ends with this process.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 router = Router(prefix="/v1/admin/mcp", tags=["admin"])
-VERSIONS = ("2025-06-18", "2025-03-26", "2024-11-05", "2025-11-25")  # the first is asked for, the others are taken
+VERSIONS = ("2025-06-18", "2025-03-26", "2024-11-05", "2025-11-25")  # we ask for the first and accept the others
 OPEN_S = 60.0  # a program may be fetched first, as npx and uvx do
 CALL_S = 120.0
 END_S = 2.0  # until a program that was asked to end is killed
 MAX_MESSAGE_BYTES = 4 << 20
-MAX_OPEN = 16  # servers that are kept open; the one that was used longest ago goes first
+MAX_OPEN = 16  # servers that are kept open; the least recently used one closes first
 MAX_TOOLS, MAX_TOOLS_CHARACTERS = 128, 1 << 18
 MAX_RESULT_CHARACTERS = 200_000
-MAX_COMPLAINT_BYTES = 2000  # of a program's error output, of which the last line is told
+MAX_COMPLAINT_BYTES = 2000  # of a program's error output; errors quote its last line
 _INLINE_BYTES = 1 << 16
 _VARIABLES = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}", re.ASCII)
-_NOT_SUPPORTED = -32601  # JSON-RPC's code for a method that is not there
+_NOT_SUPPORTED = -32601  # JSON-RPC's code for an unknown method
 
 
 class McpFailure(ServerError):
@@ -64,7 +64,7 @@ class McpFailure(ServerError):
 
 
 class Connection(ABC):
-    """One server of tools, from its handshake on; several calls may be under way."""
+    """One server of tools, from its handshake on; several calls may run at a time."""
 
     def __init__(self, name: str) -> None:
         self.name, self.is_closed, self._last_id = name, False, 0
@@ -81,7 +81,7 @@ class Connection(ABC):
         await self.notify("notifications/initialized", {})
 
     async def list_tools(self) -> list[Tool]:
-        """All tools, also where they come in several parts. Raises McpFailure."""
+        """Return all tools, from all pages of the list. Raises McpFailure."""
         tools, cursor = list[Tool](), None
         while True:
             reply = await self.request("tools/list", {} if cursor is None else {"cursor": cursor}, CALL_S)
@@ -103,7 +103,7 @@ class Connection(ABC):
         return CallReply(text=text, is_error=reply.get("isError") is True)
 
     async def request(self, method: str, params: JsonObject, patience_s: float) -> JsonObject:
-        """The result of a method. Raises McpFailure where the server has none within `patience_s`."""
+        """Return the result of a method. Raises McpFailure if the server has none within `patience_s`."""
         self._last_id += 1
         message = {"jsonrpc": "2.0", "id": self._last_id, "method": method, "params": params}
         try:
@@ -125,11 +125,11 @@ class Connection(ABC):
         return result
 
     async def notify(self, method: str, params: JsonObject) -> None:
-        """Tell the server something that it does not answer."""
+        """Send the server a message that it does not answer."""
         await self.send({"jsonrpc": "2.0", "method": method, "params": params})
 
     async def answer(self, message: JsonObject) -> None:
-        """Answer what the server asks: that we are there; all else we said that we cannot."""
+        """Answer a request of the server: a ping with a result, any other with an error."""
         reply: JsonObject = {"jsonrpc": "2.0", "id": message["id"]}
         failed = {"code": _NOT_SUPPORTED, "message": "not supported"}
         await self.send(reply | ({"result": {}} if message.get("method") == "ping" else {"error": failed}))
@@ -143,11 +143,11 @@ class Connection(ABC):
 
     @abstractmethod
     async def send(self, message: JsonObject) -> None:
-        """Send what has no answer."""
+        """Send a message that has no answer."""
 
     @abstractmethod
     async def close(self) -> None:
-        """End the connection, and what was started for it."""
+        """End the connection, and everything that was started for it."""
 
 
 class Program(Connection):
@@ -161,7 +161,7 @@ class Program(Connection):
         self._readers: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
-        """Start the program, which gets no variable with a secret of ours."""
+        """Start the program, without environment variables that may hold our secrets."""
         environment = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
         pipe = asyncio.subprocess.PIPE
         try:
@@ -180,7 +180,7 @@ class Program(Connection):
         await super().open()
 
     async def exchange(self, message: JsonObject) -> JsonObject:
-        """Send a request, and return its answer. Raises McpFailure where the program ends before."""
+        """Send a request, and return its answer. Raises McpFailure if the program ends before."""
         reply: asyncio.Future[JsonObject] = asyncio.get_running_loop().create_future()
         reply.add_done_callback(lambda done: done.cancelled() or done.exception())  # `send` may have failed first
         self._waiting[message["id"]] = reply
@@ -191,7 +191,7 @@ class Program(Connection):
             del self._waiting[message["id"]]
 
     async def send(self, message: JsonObject) -> None:
-        """Write a line to its input. Raises McpFailure where it has ended."""
+        """Write a line to its input. Raises McpFailure if it has ended."""
         assert self._process is not None
         assert self._process.stdin is not None
         if self.is_closed:
@@ -203,7 +203,7 @@ class Program(Connection):
             raise McpFailure(self.name, await self._explain_end()) from None
 
     async def close(self) -> None:
-        """Close its input, as the protocol has it; what then does not end is killed with all that it started."""
+        """Close its input, as the protocol says; a program that does not end is killed with all that it started."""
         self.is_closed = True
         process = self._process
         if process is None:
@@ -213,7 +213,7 @@ class Program(Connection):
         for sign in (signal.SIGTERM, signal.SIGKILL):
             with suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), END_S)
-            with suppress(ProcessLookupError, PermissionError):  # the group is gone where none of it is left
+            with suppress(ProcessLookupError, PermissionError):  # no process of the group is left
                 os.killpg(process.pid, sign)
         await process.wait()
         for task in self._readers:
@@ -221,7 +221,7 @@ class Program(Connection):
         await asyncio.gather(*self._readers, return_exceptions=True)
 
     async def _read(self) -> None:
-        """Take in lines until there is none; then nobody waits any more."""
+        """Read lines until the output ends; then fail the calls that still wait."""
         assert self._process is not None
         assert self._process.stdout is not None
         reason = None
@@ -233,7 +233,7 @@ class Program(Connection):
         except ValueError:
             reason = f"sent a message of more than {MAX_MESSAGE_BYTES >> 20} MiB, and was ended"
         except McpFailure:
-            pass  # it ended while it was answered
+            pass  # it ended while we answered
         self.is_closed = True
         if reason is not None:
             with suppress(ProcessLookupError):
@@ -286,11 +286,11 @@ class Address(Connection):
         self._client = httpx.AsyncClient(timeout=httpx.Timeout(CALL_S, connect=10.0), trust_env=False)
 
     def agree(self, version: str) -> None:
-        """Name the revision from now on."""
+        """Send the revision with each request from now on."""
         self._headers["mcp-protocol-version"] = version
 
     async def exchange(self, message: JsonObject) -> JsonObject:
-        """Send a request, and return its answer; what else comes before is read, and answered where it is a request."""
+        """Send a request, and return its answer; other messages before it are read, requests among them answered."""
         async with aclosing(self._post(message)) as messages:
             async for one in messages:
                 if "method" in one and "id" in one:
@@ -300,7 +300,7 @@ class Address(Connection):
         raise McpFailure(self.name, "ended its answer before the result")
 
     async def send(self, message: JsonObject) -> None:
-        """Send what has no answer."""
+        """Send a message that has no answer."""
         async for _ in self._post(message):
             pass
 
@@ -339,7 +339,7 @@ class Address(Connection):
             raise McpFailure(self.name, f"cannot be reached: {_shorten(error) or type(error).__name__}") from None
 
     async def _make_request(self, method: str, message: JsonObject | None) -> httpx.Request:
-        """The request. Where the address is not listed itself, it goes to a public one, whatever its name means."""
+        """Make the request. Unless the address itself is listed, it goes only to a public IP address."""
         url, headers, more = self._url, dict(self._headers), {}
         if self._session is not None:
             headers["mcp-session-id"] = self._session
@@ -374,7 +374,7 @@ class Address(Connection):
             yield piece
 
     async def _read_events(self, response: httpx.Response) -> AsyncGenerator[JsonObject, None]:
-        """The messages of a stream: an event is lines up to an empty one, a message what follows `data:` in them."""
+        """Yield the messages of a stream: an event is lines up to an empty one, its message follows `data:`."""
         rest, data = b"", list[bytes]()
         async for piece in self._read(response):
             *lines, rest = (rest + piece).replace(b"\r\n", b"\n").split(b"\n")
@@ -389,7 +389,7 @@ class Address(Connection):
 
 
 class ToolServers:
-    """The servers that the settings allow, opened when they are first asked. Belongs to one event loop."""
+    """The servers that the settings allow, opened at their first use. Belongs to one event loop."""
 
     def __init__(self, settings: Settings) -> None:
         self.commands = dict(map(_read_command, settings.mcp_commands))
@@ -397,7 +397,7 @@ class ToolServers:
         self._open: OrderedDict[tuple[str, str | None], asyncio.Task[Connection]] = OrderedDict()
 
     async def connect(self, server: str, key: str | None = None) -> Connection:
-        """The connection to a server: a name of `mcp_commands`, or an address. Raises McpFailure."""
+        """Return the connection to a server: a name of `mcp_commands`, or an address. Raises McpFailure."""
         place = (server, key)
         opening = self._open.get(place)
         if opening is not None and opening.done() and (opening.exception() or opening.result().is_closed):
@@ -411,7 +411,7 @@ class ToolServers:
         return await asyncio.shield(opening)
 
     async def stop(self) -> None:
-        """End all of them."""
+        """End all connections."""
         await asyncio.gather(*map(self._close, self._open.values()))
 
     async def _close(self, opening: asyncio.Task[Connection]) -> None:
@@ -464,7 +464,7 @@ def _read_listed(text: str) -> str:
 
 
 def _read_url(text: str) -> httpx.URL | None:
-    """The address; None for what is none, has a name and password, or leads up a folder."""
+    """Return the address; None if it is none, has a name and password, or leads up a folder."""
     import httpx
 
     try:
@@ -476,7 +476,7 @@ def _read_url(text: str) -> httpx.URL | None:
 
 
 async def _find_public(name: str, host: str, port: int) -> str:
-    """An address of `host`, to which the connection then goes. Raises McpFailure where one of them is not public."""
+    """Return an IP address of `host` to connect to. Raises McpFailure if one of its addresses is not public."""
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -489,7 +489,7 @@ async def _find_public(name: str, host: str, port: int) -> str:
 
 
 async def _parse(data: bytes) -> JsonObject | None:
-    """The message; None for what is none, which some programs print. A long one is parsed on a thread."""
+    """Return the message; None for other lines, which some programs print. Long ones are parsed on a thread."""
     return _parse_now(data) if len(data) <= _INLINE_BYTES else await asyncio.to_thread(_parse_now, data)
 
 
@@ -519,7 +519,7 @@ def _measure(tool: Tool) -> int:
 
 
 def _read_content(reply: JsonObject) -> str:
-    """The text of a result; what is no text is named, and structured content is JSON where there is nothing else."""
+    """Return the text of a result; other kinds are only named; structured content alone is written as JSON."""
     content, parts = reply.get("content"), list[str]()
     for part in content if isinstance(content, list) else []:
         kind = part.get("type") if isinstance(part, dict) else None
@@ -584,14 +584,14 @@ class CallReply(ReplyModel):
 
 @router.get("")
 async def list_servers(request: Request) -> McpList:
-    """Return which servers of tools conversations may use."""
+    """Return the servers of tools that conversations may use."""
     servers = parts_of(request).tool_servers
     return McpList(commands=list(servers.commands), urls=list(servers.urls))
 
 
 @router.post("/tools")
 async def list_tools(request: Request, body: ServerBody) -> ToolList:
-    """Return the tools of a server, which is started or connected to where it is not yet."""
+    """Return the tools of a server; starts or connects it if need be."""
 
     async def work() -> list[Tool]:
         connection = await parts_of(request).tool_servers.connect(body.server, body.key)
@@ -602,7 +602,7 @@ async def list_tools(request: Request, body: ServerBody) -> ToolList:
 
 @router.post("/call")
 async def call_tool(request: Request, body: CallBody) -> CallReply:
-    """Call a tool. If the client goes, the server of the tool is told that nobody waits."""
+    """Call a tool. If the client goes, the call is cancelled at the tool's server."""
 
     async def work() -> CallReply:
         connection = await parts_of(request).tool_servers.connect(body.server, body.key)

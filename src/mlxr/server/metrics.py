@@ -1,9 +1,8 @@
-"""What /metrics tells, for Prometheus: what the server has done, and what engines have counted.
+"""The metrics of the server and of its engines, which /metrics returns for Prometheus.
 
-`Metrics` counts requests, answers, tokens and times in a registry of its own, one for each application. Engines count
-pages, cache and dispatches themselves (`core/stats`); these are read when somebody asks, never on the way of a
-token: `ENGINE` has a row for each metric that is made of them. Names begin with `mlxr_`; seconds and bytes are base
-units.
+`Metrics` counts requests, answers, tokens and times in its own registry, one for each application. Engines count pages,
+cache and dispatches themselves (`core/stats`); these are read only for a request to /metrics, not with each token:
+`ENGINE` has a row for each metric that is made of them. Names begin with `mlxr_`; seconds and bytes are base units.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ TOKEN_SECONDS = (
 )
 TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
-CLIENT_GONE = "client_gone"  # why an answer ended whose client closed the connection
+CLIENT_GONE = "client_gone"  # the reason of an answer's end if the client closed the connection
 
 
 class Metrics:
@@ -84,7 +83,7 @@ class Metrics:
 
     @property
     def registry(self) -> CollectorRegistry:
-        """For metrics of others that are told beside these."""
+        """The registry, to which other modules may add metrics."""
         return self._registry
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
@@ -99,7 +98,7 @@ class Metrics:
         self._seconds.labels(row.route).observe(seconds)
 
     def count_load(self, model: str, seconds: float) -> None:
-        """A model was loaded for a request."""
+        """Count a load of a model for a request."""
         self._load.labels(model).observe(seconds)
 
     def count_prompt(self, model: str, prompt_tokens: int) -> None:
@@ -107,27 +106,27 @@ class Metrics:
         self.prompt_tokens.labels(model).inc(prompt_tokens)
 
     def note_length(self, model: str, tokens: int) -> None:
-        """A prompt and its answer had `tokens` tokens together."""
+        """Note that a prompt and its answer had `tokens` tokens together."""
         if tokens > self._longest_tokens.get(model, 0):
             self._longest_tokens[model] = tokens
             self._longest.labels(model).set(tokens)
 
     def render(self, in_flight: int, stored_bytes: int, models: Iterable[tuple[str, SessionStats]]) -> bytes:
-        """The text that Prometheus reads: with the requests in flight, the bytes of all models that are stored, and
-        the state of `models` (name, stats), which are loaded.
+        """Return the text for Prometheus, with the number of requests in flight, the bytes of all stored models, and
+        the statistics of the loaded `models` (name, stats).
         """
         self._in_flight.set(in_flight)
         self._stored.set(stored_bytes)
         return generate_latest(_Collected(self.collect(models)))
 
     def collect(self, models: Iterable[tuple[str, SessionStats]]) -> list[Metric]:
-        """All metrics as they are now, with the state of `models` (name, stats)."""
+        """Return all metrics as they are now, with the statistics of `models` (name, stats)."""
         read = list(models)
         return [*self._registry.collect(), *_collect_process(), *(row.collect(read) for row in ENGINE)]
 
 
 class _Collected(CollectorRegistry):
-    """Metrics that have been read already."""
+    """A registry of metrics that were read before."""
 
     def __init__(self, families: Sequence[Metric]) -> None:
         super().__init__(auto_describe=False)
@@ -151,7 +150,7 @@ class RequestMetrics:
         metrics.count_prompt(model, prompt_tokens)
 
     def count_tokens(self, tokens: int) -> None:
-        """Tokens of an answer were handed out."""
+        """Count tokens of an answer that were handed out."""
         row = self._row
         if row.first_token_s is None:
             row.first_token_s = monotonic()
@@ -177,7 +176,7 @@ class RequestMetrics:
             metrics.each.labels(model, self.operation).observe(timings.generate_s / (usage.completion_tokens - 1))
 
     def count_left(self, answers: int) -> None:
-        """The request has ended with `answers` answers that were still growing."""
+        """Count `answers` unfinished answers of a request that has ended."""
         if not answers:
             return
         row, metrics = self._row, self._metrics
@@ -186,7 +185,7 @@ class RequestMetrics:
             metrics.decode.labels(self._model).observe(monotonic() - (row.first_token_s or 0.0))
 
     def _count_prompt(self, usage: Usage, timings: Timings | None) -> None:
-        """The first of the answers has ended; all of them share one prompt."""
+        """Count the prompt, which all answers share, when the first of them has ended."""
         metrics, model = self._metrics, self._model
         metrics.prompt_sizes.labels(model).observe(usage.prompt_tokens)
         metrics.cached_tokens.labels(model).inc(usage.cached_tokens)
@@ -195,12 +194,12 @@ class RequestMetrics:
             metrics.prefill.labels(model).observe(timings.prompt_s)
 
 
-Samples = Mapping[str, float] | Mapping[tuple[str, ...], float]  # numbers by their labels, the model aside
+Samples = Mapping[str, float] | Mapping[tuple[str, ...], float]  # numbers by their labels other than the model
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRow:
-    """A metric that is made of what the engines of loaded models have counted."""
+    """A metric that is made of the counters of loaded models' engines."""
 
     kind: type[CounterMetricFamily | GaugeMetricFamily]
     name: str
@@ -209,7 +208,7 @@ class EngineRow:
     read: Callable[[SessionStats], Samples]
 
     def collect(self, models: Iterable[tuple[str, SessionStats]]) -> Metric:
-        """The metric with the samples of all models."""
+        """Return the metric with the samples of all models."""
         family = self.kind(f"mlxr_{self.name}", self.text, labels=["model", *self.labels])
         for model, stats in models:
             for values, number in self.read(stats).items():
@@ -363,7 +362,7 @@ def _collect_process() -> Iterator[Metric]:
 
 
 def read_resident_bytes(status: Path = Path("/proc/self/status")) -> int | None:
-    """Resident memory of this process, None where the system does not tell it in /proc."""
+    """Return the resident memory of this process, None if the system does not tell it in /proc."""
     try:
         lines = status.read_text().splitlines()
     except OSError:

@@ -1,9 +1,9 @@
-"""Which models and adapters a client may name: those of the catalogue, aliases, and the files that the owner gave.
+"""The models and adapters that a client may name: those of the catalogue, aliases, and the files that the owner gave.
 
 The pool asks `ServedModels`, so a name from a request never opens a file of its choice. `ServedAdapters` knows the
 low-rank adapters: those of the registry, of the settings, and those that were given to the server since it started. A
-model of a name counts before an adapter. `base:adapter` is an adapter of that model, or of one of the same files; an
-adapter's name alone is that adapter on its own base. `find_importable` says which files a request may import.
+model of a name goes before an adapter. `base:adapter` is an adapter of that model, or of one of the same files; an
+adapter's name alone is that adapter on its own base. `find_importable` checks the files that a request may import.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from mlxr.server.work import look, start_make
 from mlxr.service.catalogue import BUILTIN_DEFAULT, FRESH_S, DefaultModel, Remembered, choose_default
 
 logger = logging.getLogger(__name__)
-NEAR = 0.5  # of 1, how alike names are that may be meant for one another
+NEAR = 0.5  # the similarity, up to 1, from which on a name is suggested for another
 SHOWN = 8  # names in an error
 
 
 class ServedModels:
     """The registry as clients see it, with aliases and with the files that the settings name beside it.
 
-    Such a file has the name that `mlxr import` would give it, or, where that is taken, its path. Raises SettingError
-    for aliases that are none.
+    Such a file has the name that `mlxr import` would give it, or its path if that is taken. Raises SettingError for
+    malformed aliases.
     """
 
     def __init__(self, registry: Registry, settings: Settings) -> None:
@@ -54,7 +54,7 @@ class ServedModels:
         self._default: DefaultModel | None = None
 
     def find(self, name: str, /) -> ModelRecord:
-        """The model of that name or alias; a path only if the settings name it. Raises as the registry."""
+        """Return the model of that name or alias, or at a path that the settings name. Raises as the registry."""
         try:
             return self._find_named(name)
         except (NotFound, InvalidRequest) as error:
@@ -65,9 +65,9 @@ class ServedModels:
             return self._find_named(model)
 
     def refuse_file_name(self, name: str, field: str) -> None:
-        """Raise InvalidRequest for the name of a file that the settings give, which the catalogue does not have.
+        """Raise InvalidRequest if `name` is that of a file in the settings, which the catalogue does not have.
 
-        A model of that name could not be found, and one that is no model of the catalogue cannot be removed from it.
+        A new model of that name could never be found, and the catalogue cannot remove a file of the settings.
         """
         file = self._files.get(name) or self._files.get(_normalise(name))
         if file is not None:
@@ -75,18 +75,18 @@ class ServedModels:
             raise InvalidRequest(field, f"{told}; the catalogue has only what is imported, under another name")
 
     def find_base(self, name: str) -> ModelRecord:
-        """The model of that name or alias, or the one that the adapter is for which `name` means; raises as `find`."""
+        """Return the model of that name or alias, or the base of the adapter of that name; raises as `find`."""
         found = self.adapters.match(name)
         return self.find(name if found is None else found[0])
 
     def has(self, name: str) -> bool:
-        """Tell whether a model has that name, or an alias that is spelt out."""
+        """Return True if a model has that name, or an alias without `*` is that name."""
         if name in self._files or _normalise(name) in self._files or name.lower() in self.aliases:
             return True
         return self._is_in_catalogue(name)
 
     def list(self) -> tuple[ModelRecord, ...]:
-        """All models, without aliases; `problem` is set for those of the catalogue whose files are gone or changed."""
+        """Return all models, without aliases; `problem` is set for those whose files are gone or changed."""
         files: list[ModelRecord] = []
         for name, path in dict.fromkeys(self._files.values()):
             try:
@@ -96,10 +96,10 @@ class ServedModels:
         return (*files, *self.registry.list())
 
     def find_stand_in(self) -> str | None:
-        """The model that answers for names that no model has: the default model, or the only one there is.
+        """Return the model that answers for names that no model has: the default model, or the only model.
 
-        None where it would be a guess, and where the setting `strict_model_names` is on. Models that come with mlxr
-        count only if they are all.
+        None if that would be a guess, or if the setting `strict_model_names` is on. Models that come with mlxr count
+        only if there are no others.
         """
         if self._settings.strict_model_names:
             return None
@@ -109,13 +109,14 @@ class ServedModels:
         return names[0] if len(names) == 1 else None if names else BUILTIN_DEFAULT
 
     def find_default(self) -> str:
-        """The name of the model that answers where none is named; see `choose_default`."""
+        """Return the name of the model that answers if a request names none; see `choose_default`."""
         return self.explain_default().name
 
     def explain_default(self) -> DefaultModel:
-        """That model, and why. It stays the same for as long as it is there, and a model of one's own follows the demo.
+        """Return the default model, and the reason. It stays the same as long as it exists; only a model of the owner
+        replaces the demo.
 
-        So a request that names no model is not answered by whichever model another client happened to use.
+        So a request that names no model does not get the model that another client happened to use.
         """
         kept = self._default
         try:
@@ -134,14 +135,14 @@ class ServedModels:
 
     @cached_property
     def _files(self) -> dict[str, tuple[str, str]]:
-        """Of the files that the settings name: name and path, by either."""
+        """Name and path of each file that the settings name, by its name and by its path."""
         files: dict[str, tuple[str, str]] = {}
         for path in self._given:
             if self._is_in_catalogue(path):
                 continue
             try:
                 name = str(name_for(self.registry.find(path).path))
-            except MlxrError:  # there is no such file, or it is no model: whoever asks for it hears why
+            except MlxrError:  # no such file, or no model: a request for it will tell why
                 continue
             if _normalise(name) in files or self._is_in_catalogue(name):
                 name = path
@@ -149,7 +150,7 @@ class ServedModels:
         return files
 
     def _find_named(self, name: str) -> ModelRecord:
-        """The model of that name, or the file at that path if the settings name it."""
+        """Return the model of that name, or the file at that path if the settings name it."""
         file = self._files.get(name) or self._files.get(_normalise(name))
         if file is not None:
             return self._find_file(*file)
@@ -159,7 +160,7 @@ class ServedModels:
         return replace(self.registry.find(path), name=name)
 
     def _find_near(self, name: str) -> str:
-        """The names that may be meant, or where none is near those that there are, as a part of a sentence."""
+        """Return the names that may be meant, or all names if none is near, as a part of a sentence."""
         names = [record.short_name for record in self.list()]
         names += [alias for alias in self.aliases if "*" not in alias]
         near = get_close_matches(name.lower().removesuffix(":latest"), names, cutoff=NEAR)
@@ -173,7 +174,7 @@ class ServedModels:
             self.registry.get(name)
         except (NotFound, InvalidRequest):
             return False
-        except Unavailable:  # nobody can tell now, and no wrong answer shall be kept
+        except Unavailable:  # unknown now, and a wrong answer must not be kept
             raise
         except MlxrError:  # it is there and cannot be used
             pass
@@ -181,7 +182,7 @@ class ServedModels:
 
 
 def read_aliases(settings: Settings) -> Mapping[str, str]:
-    """Aliases in lower case and their models, from the setting `model_aliases`; raises SettingError."""
+    """Read aliases in lower case and their models from the setting `model_aliases`; raises SettingError."""
     aliases: dict[str, str] = {}
     for row in settings.model_aliases:
         alias, _, model = (part.strip() for part in row.partition("="))
@@ -192,19 +193,19 @@ def read_aliases(settings: Settings) -> Mapping[str, str]:
 
 
 def find_alias(aliases: Mapping[str, str], name: str) -> str | None:
-    """The model that `name` is an alias of: one that is spelt out counts more than one with a `*`."""
+    """Return the model of the alias that fits `name`: one that is spelt out goes before one with a `*`."""
     wanted = name.lower().removesuffix(":latest")
     fitting = (model for alias, model in aliases.items() if "*" in alias and fnmatchcase(wanted, _escape(alias)))
     return aliases.get(wanted) or next(fitting, None)
 
 
 def _escape(alias: str) -> str:
-    """A pattern of fnmatch in which only `*` means something."""
+    """Return a pattern of fnmatch in which only `*` has a meaning."""
     return "".join(f"[{char}]" if char in "?[" else char for char in alias)
 
 
 def _normalise(name: str) -> str:
-    """One spelling for all that mean the same name; what is no name stays as it is."""
+    """Return one spelling for all spellings of a name; text that is no name stays unchanged."""
     try:
         return str(ModelName.parse(name)).lower()
     except InvalidRequest:
@@ -225,8 +226,8 @@ class ServedAdapters:
         self._lock = threading.Lock()
         self._is_read = False
         self._threads = WorkThreads("mlxr-adapter", LOOK_THREADS)
-        self.matches = Remembered(self.match, self._threads, time.monotonic)  # `match`, and
-        self.listed = Remembered(self.list_for, self._threads, time.monotonic)  # `list_for`, for routes that answer
+        self.matches = Remembered(self.match, self._threads, time.monotonic)  # `match` for routes, and
+        self.listed = Remembered(self.list_for, self._threads, time.monotonic)  # `list_for`, which must not block
 
     def read_settings(self) -> None:
         """Read the adapters of the settings, once. Raises SettingError for one that is wrong."""
@@ -246,12 +247,12 @@ class ServedAdapters:
             self._is_read = True
 
     def list(self) -> tuple[AdapterRecord, ...]:
-        """All adapters: those that were given to this server in their order, then those of the registry by name."""
+        """Return all adapters: those that were given to this server in their order, then the registry's by name."""
         kept = self._read_kept()
         return (*self._given.values(), *(record for name, record in kept.items() if name not in self._given))
 
     def get(self, name: str) -> AdapterRecord:
-        """The adapter of that name; raises NotFound, with those that there are, for an unknown one."""
+        """Return the adapter of that name; raises NotFound, with the known names, for an unknown one."""
         record = self._find(name)
         if record is None:
             known = ", ".join(one.name for one in self.list()[:8]) or "none"
@@ -259,7 +260,7 @@ class ServedAdapters:
         return record
 
     def match(self, name: str) -> tuple[str, AdapterRecord] | None:
-        """The model and the adapter that `name` means; None where it means no adapter. Waits for the disk."""
+        """Return the model and the adapter that `name` means; None if it means no adapter. Waits for the disk."""
         self.read_settings()
         head, _, tail = name.rpartition(":")
         own, of_base = self._find(name), self._find(tail)
@@ -275,7 +276,7 @@ class ServedAdapters:
         return head, of_base
 
     def list_for(self, model: str) -> tuple[AdapterRecord, ...]:
-        """The adapters for a model, by its name. Their places in this list are their ids."""
+        """Return the adapters for a model, by its name. Their places in this list are their ids."""
         self.read_settings()
         path = self._served.find(model).path
         found = []
@@ -288,8 +289,8 @@ class ServedAdapters:
         return tuple(found)
 
     def describe(self, name: str, path: Path, base: str | None = None, *, replaces: bool = False) -> AdapterRecord:
-        """A record of the adapter at `path`, which nobody may name before it is given. Raises InvalidRequest for a name
-        that is taken, unless it `replaces` that, and what the loader says of files that are none of the base's.
+        """Make a record of the adapter at `path`; requests may name it only after `give`. Raises InvalidRequest if the
+        name is taken, unless it `replaces` that adapter, and the loader's errors if the files do not fit the base.
         """
         self.read_settings()
         self._check_free(name, replaces)
@@ -303,7 +304,7 @@ class ServedAdapters:
         self._forget()
 
     def take_back(self, name: str) -> AdapterRecord:
-        """Let requests name an adapter no longer, if it was given; those of the registry stay. Raises NotFound."""
+        """Stop serving an adapter that was given; those of the registry stay. Raises NotFound."""
         record = self.get(name)
         with self._lock:
             self._given.pop(record.name.lower(), None)
@@ -311,17 +312,17 @@ class ServedAdapters:
         return record
 
     def read_scales(self, base: str) -> Mapping[str, float]:
-        """The factors, by adapter, of requests to a model that name no adapter; without any they have none."""
+        """Return the factors, by adapter, for requests to a model that name no adapter; empty if they use none."""
         return self._scales.get(base.lower(), {})
 
     def set_scales(self, base: str, scales: Mapping[str, float]) -> None:
-        """Set these factors; 0 counts as not named."""
+        """Set these factors; adapters with 0 are left out."""
         self._scales[base.lower()] = {name: factor for name, factor in scales.items() if factor}
 
     def choose(
         self, listed: Sequence[AdapterRecord], shares: Sequence[tuple[int, float]]
     ) -> Sequence[tuple[AdapterRecord, float]]:
-        """Those of the `listed` adapters that have the ids, in their order, with factors; others are left out."""
+        """Return those of the `listed` adapters that have the ids, in their order, with factors."""
         factors = dict(shares)
         return [(record, factors[index]) for index, record in enumerate(listed) if factors.get(index)]
 
@@ -333,7 +334,7 @@ class ServedAdapters:
             raise InvalidRequest("name", f"the adapter {name!r} has been loaded already; unload it first")
 
     def stop(self) -> None:
-        """Look for nothing more."""
+        """Stop the threads that look up adapters."""
         self._threads.stop()
 
     def _forget(self) -> None:
@@ -363,7 +364,7 @@ async def load_adapter(
 ) -> AdapterRecord:
     """Read the adapter at `path` for its base, which is loaded first if need be, and let requests name it.
 
-    What it would replace stays where this fails.
+    If this fails, the adapter that it would replace stays.
     Raises ServerError or InvalidRequest for a path that may not be named, a bad name, and files that do not fit.
     """
     served = parts_of(request).served
@@ -380,7 +381,7 @@ async def load_adapter(
 
 
 async def forget_adapter(request: Request, name: str) -> AdapterRecord:
-    """Let requests name an adapter no longer, unless the registry has it; wait until no answer has it any more.
+    """Stop serving an adapter, unless the registry has it; wait until no answer uses it any more.
 
     Raises NotFound for an unknown name.
     """
@@ -399,7 +400,7 @@ async def _wait_for_all(waits: Sequence[Awaitable[None]]) -> None:
 
 
 def _find_path(request: Request, text: str) -> Path:
-    """The files that a request may mean: those of an adapter of the registry, or below the folders for imports."""
+    """Return the files for a request: those of an adapter of the registry, or below the folders for imports."""
     parts = parts_of(request)
     try:
         registered: AdapterRecord = parts.registry.adapters.get(text)
@@ -409,17 +410,17 @@ def _find_path(request: Request, text: str) -> Path:
 
 
 def find_importable(settings: Settings, text: str) -> Path:
-    """The file or folder that a request may import under that path; raises ServerError for every other one.
+    """Return the file or folder at that path if a request may import it; otherwise raises ServerError.
 
-    Links are followed first, so none leads out of the folders. What lies outside is refused in the same words whether
-    it exists or not.
+    Links are followed first, so none leads out of the folders. A path outside is refused in the same words whether it
+    exists or not.
     """
     folders = [Path(folder).expanduser().resolve() for folder in settings.import_folders]
     if not folders:
         remedy = "start the server with --import-folders FOLDER, or run `mlxr import PATH` on its machine"
         raise ServerError(403, "forbidden", f"no folder to import from is set; {remedy}", "path")
     try:
-        # Joining a whole path to a folder gives the path itself.
+        # Joining an absolute path to a folder gives the path itself.
         inside = [path for folder in folders if (path := (folder / text).resolve()).is_relative_to(folder)]
         found = next((path for path in inside if path.exists()), None)
     except (OSError, RuntimeError, ValueError) as error:  # links in a circle, names too long, null characters

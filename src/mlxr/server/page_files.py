@@ -1,7 +1,7 @@
-"""The page for people: the files that `make page` builds from `web/`, as browsers fetch and keep them.
+"""The web page: serves the files that `make page` builds from `web/`, with headers for browsers' caches.
 
-`Page` gives out the files in `page/` and nothing else. It knows no model and no route of the API. The page's code gets
-everything else through the public routes, so these files hold no secret and need no key.
+`Page` serves only the files in `page/`. It knows no model and no route of the API. The page's code gets everything else
+through the public routes, so these files hold no secret and need no key.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ MEDIA_TYPES = {
     ".txt": "text/plain; charset=utf-8",
 }
 COMPRESSED = frozenset({".html", ".js", ".css", ".svg", ".json", ".webmanifest", ".txt"})
-FOR_EVER = "public, max-age=31536000, immutable"  # the name of an asset changes with what is in it
-ASK_AGAIN = "no-cache"  # may be kept, and is used only after the server said that it still holds
+FOR_EVER = "public, max-age=31536000, immutable"  # the name of an asset changes with its contents
+ASK_AGAIN = "no-cache"  # may be kept, but the server is asked before each use
 TOOL_ORIGIN = re.compile(r"https?://([a-z0-9._-]+|\[[0-9a-f:]+\])(:\d{1,5})?", re.IGNORECASE | re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """The bytes of a file, the same compressed (empty where that saves nothing), and a tag that changes with them."""
+    """The bytes of a file, the same compressed (empty if that saves nothing), and a tag that changes with them."""
 
     body: bytes
     compressed: bytes
@@ -74,7 +74,7 @@ class Page:
 
     @classmethod
     def read(cls, settings: Settings) -> Page | None:
-        """The page of the settings; None where it is turned off or was not built. Raises SettingError."""
+        """Return the page of the settings; None if it is turned off or was not built. Raises SettingError."""
         for origin in settings.page_tool_origins:
             if TOOL_ORIGIN.fullmatch(origin) is None:
                 raise SettingError(
@@ -83,13 +83,13 @@ class Page:
         return cls(settings.page_tool_origins) if settings.page and (FOLDER / INDEX).is_file() else None
 
     def has(self, head: Head) -> bool:
-        """Tell whether a request is for a file of the page, which is the same for everybody and needs no key."""
+        """Return True if a request is for a file of the page, which is the same for everybody and needs no key."""
         path, accept = head.path, head.headers.get("accept", "")
         is_file = path in ROOT_PATHS or path.startswith(f"/{ASSETS}/") or (path == "/" and wants_page(accept))
         return is_file and head.method in ("GET", "HEAD")
 
     def reply(self, headers: Headers, name: str, folder: str = "") -> Response | None:
-        """The file of that name, whole or as "304 Not Modified" for who has it already; None where there is none.
+        """Return the file of that name, or "304 Not Modified" if the client has it; None if there is no such file.
 
         Reads the disk and compresses, so it belongs on a thread.
         """
@@ -123,19 +123,20 @@ class Page:
 
 
 def wants_page(accept: str) -> bool:
-    """Tell whether an Accept header names HTML, as every browser that opens an address does and no client of an API."""
+    """Return True if an Accept header names HTML, as browsers' do when they open an address, and no API client's."""
     kinds = (kind.replace(" ", "").lower().split(";") for kind in accept.split(","))
     return any(kind == "text/html" and "q=0" not in parameters for kind, *parameters in kinds)
 
 
 def accepts_gzip(accept_encoding: str) -> bool:
-    """Tell whether an Accept-Encoding header allows gzip."""
+    """Return True if an Accept-Encoding header allows gzip."""
     parts = (part.replace(" ", "").lower().split(";") for part in accept_encoding.split(","))
     return any(coding == "gzip" and "q=0" not in parameters for coding, *parameters in parts)
 
 
 def write_policy(tool_origins: tuple[str, ...]) -> str:
-    """The Content-Security-Policy: code, styles, frames and connections from here alone; nothing inline or around.
+    """Return the Content-Security-Policy: code, styles, frames and connections only from here, and nothing inline; no
+    other page may frame it.
 
     Images may also be made by the page itself (`data:`, `blob:`), so no text of a model can fetch one from elsewhere.
     """
@@ -157,10 +158,10 @@ def write_policy(tool_origins: tuple[str, ...]) -> str:
 
 
 def write_sandbox_policy(document: bytes) -> str:
-    """The policy of the frame in which the page draws diagrams and runs programs of a model.
+    """Return the policy of the frame in which the page draws diagrams and runs programs of a model.
 
-    Its origin is nobody's, so it sees nothing of the page, and it connects to nobody: it runs its own script, known by
-    the digest, and programs that the page hands to it (`blob:`).
+    Its origin is opaque, so it sees nothing of the page, and it may not connect anywhere. It runs its own script, known
+    by the digest, and programs that the page hands to it (`blob:`).
     """
     script = document.partition(b"<script>")[2].partition(b"</script>")[0]
     digest = base64.b64encode(hashlib.sha256(script).digest()).decode()
@@ -178,6 +179,6 @@ def _read_file(path: Path, _changed_ns: int) -> PageFile:
 
 
 async def find_page_file(request: Request, name: str, folder: str = "") -> Response | None:
-    """The reply with a file of the page that this server gives out; None where it has none of that name."""
+    """Return the reply with a file of the page; None if the server has none of that name."""
     page = parts_of(request).page
     return None if page is None else await asyncio.to_thread(page.reply, request.headers, name, folder)

@@ -1,7 +1,7 @@
-"""The parts of a server in one typed object, and its life from start to end: ready, draining, how late its loop runs.
+"""The parts of a server in one typed object, and its lifecycle: loading, ready, draining, and the lag of its loop.
 
 Routes and layers find the parts in the application that serves a request. `serve` tells the `Lifecycle` when to begin
-to drain; routes ask it whether the server is ready. It loads the models that must be there from the start.
+to drain; routes ask it whether the server is ready. It loads the models that are needed from the start.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 LAG_INTERVAL_S = 0.05
-RETURN_INTERVAL_S = 2.0  # between looks for memory that can be given back
+RETURN_INTERVAL_S = 2.0  # between checks for memory that can be given back
 
 
 class Lifecycle:
-    """Knows what phase the server is in. Belongs to one event loop from `start` on.
+    """The phase that the server is in. Belongs to one event loop from `start` on.
 
-    The default model and the `pinned` ones are loaded first. A default model that nobody set may fail to load.
-    `sweep` removes what earlier runs left in the registry; it runs once, when the models are loaded.
+    The default model and the `pinned` ones are loaded first. A default model that no setting names may fail to load.
+    `sweep` removes leftovers of earlier runs from the registry; it runs once, when the models are loaded.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Lifecycle:
 
     @property
     def is_ready(self) -> bool:
-        """Tell whether requests are answered at once: the first models are loaded and the server is not ending."""
+        """True if requests are answered at once: the first models are loaded and the server is not ending."""
         return self.problem is None and not self.is_draining
 
     def start(self) -> None:
@@ -108,7 +108,7 @@ class Lifecycle:
             logger.warning("the default model cannot be loaded, --default-model names another one: %s", error)
 
     async def _return_memory(self) -> None:
-        """Give back what parsing large bodies has left behind in the C library."""
+        """Give back memory that the C library keeps after parsing large bodies."""
         while True:
             await asyncio.sleep(RETURN_INTERVAL_S)
             if self.had_large_body:
@@ -116,7 +116,7 @@ class Lifecycle:
                 await asyncio.to_thread(return_free_memory)
 
     async def _watch_lag(self) -> None:
-        """Measure how much later than asked for the loop comes back."""
+        """Measure the delay with which the event loop wakes a task."""
         while True:
             before_s = monotonic()
             await asyncio.sleep(LAG_INTERVAL_S)
@@ -125,20 +125,20 @@ class Lifecycle:
 
 @dataclass(frozen=True, slots=True)
 class ServerParts:
-    """Holds what a server consists of. `app.state.parts` holds it; see `create_app`."""
+    """The parts of a server, in `app.state.parts`; see `create_app`."""
 
     settings: Settings
     pool: ModelPool  # the models that are loaded
     served: ServedModels  # the models that requests may name
     registry: Registry  # the models on disk
-    work: ServerWork  # threads for what may take long
+    work: ServerWork  # threads for work that may take long
     activity: Activity  # the requests in flight
     lifecycle: Lifecycle
     metrics: Metrics
-    live: Hub  # who watches which engine
-    responses: ResponseStore  # what /v1/responses keeps
+    live: Hub  # the watchers of engines
+    responses: ResponseStore  # responses that /v1/responses keeps
     tool_servers: ToolServers  # MCP servers that are allowed
-    page: Page | None  # None where the page is switched off
+    page: Page | None  # None if the page is switched off
     dialects: tuple[str, ...]  # their names
 
 

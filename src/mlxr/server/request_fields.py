@@ -26,18 +26,18 @@ class ParameterFields(RequestModel):
     """A request with a field for every name of every sampling parameter; null counts as not given."""
 
     def list_given(self) -> dict[str, object]:
-        """The values that the request sets, by the names it uses; of two names for one thing the preferred one last."""
+        """Return the values that the request sets, by their names; of two names of one parameter the preferred last."""
         names = [name for name in type(self).model_fields if name in BY_SPELLING]
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def read(self, name: str, default: Any) -> Any:
-        """The value of one of the fields, `default` where it is absent or null."""
+        """Return the value of one of the fields, `default` if it is absent or null."""
         value = getattr(self, name)
         return default if value is None else value
 
 
 def make_fields(title: str, *dialects: Dialect) -> type[ParameterFields]:
-    """A base for the requests of these dialects."""
+    """Make a base class for the requests of these dialects."""
     fields: dict[str, Any] = {
         name: (_type_of(row) | None, Field(None, description=row.help))
         for row in PARAMETERS
@@ -141,7 +141,7 @@ class StructuredOutputs(RequestModel):
     json_object: bool | None = None
 
     def list_grammars(self) -> list[Grammar | None]:
-        """Return what is asked for, and None for what is not."""
+        """Return the grammars of the given fields, and None for the others."""
         place = "structured_outputs"
         return [
             make_schema_grammar(self.json_schema, f"{place}.json"),
@@ -161,7 +161,7 @@ FlatFormat = Annotated[
 
 
 class GrammarFields(RequestModel):
-    """Fields at the top of a request by which llama.cpp and vLLM say what the answer must look like."""
+    """The top-level fields by which llama.cpp and vLLM constrain the form of an answer."""
 
     grammar: str | None = Field(None, description="A grammar in GBNF or Lark.")
     json_schema: JsonObject | None = Field(None, description="A JSON schema.")
@@ -172,9 +172,9 @@ class GrammarFields(RequestModel):
     structured_outputs: StructuredOutputs | None = None
 
     def make_grammar(self, wanted: ResponseFormat | FlatFormat | None = None, field: str = "") -> Grammar | None:
-        """The grammar that the request asks for, also by `wanted`, its field `field`; None for any text.
+        """Return the grammar that the request asks for, also by `wanted`, its field `field`; None for any text.
 
-        Raises InvalidRequest for a schema that is no JSON, and where two fields ask for different things.
+        Raises InvalidRequest for a schema that is no JSON, and if two fields ask for different grammars.
         """
         found = [
             make_format_grammar(wanted, field),
@@ -193,7 +193,7 @@ class GrammarFields(RequestModel):
 
 
 def make_format_grammar(wanted: ResponseFormat | FlatFormat | None, field: str) -> Grammar | None:
-    """The grammar for a format, None for any text; raises InvalidRequest naming `field` where a schema is no JSON."""
+    """Return the grammar for a format, None for any text; raises InvalidRequest naming `field` for a bad schema."""
     match wanted:
         case None | TextFormat():
             return None
@@ -211,7 +211,7 @@ def make_format_grammar(wanted: ResponseFormat | FlatFormat | None, field: str) 
 
 
 def make_schema_grammar(schema: JsonObject | str | None, field: str) -> Grammar | None:
-    """The grammar for a JSON schema, which may also come as text; raises InvalidRequest naming `field`."""
+    """Return the grammar for a JSON schema, which may also come as text; raises InvalidRequest naming `field`."""
     if schema is None:
         return None
     return Grammar("json_schema", schema if isinstance(schema, str) else dump_json(schema, field), field)
@@ -257,7 +257,7 @@ class SamplerFields(ParameterFields):
     )
 
     def list_given(self) -> dict[str, object]:
-        """The values that the request sets, with those that switch off what `samplers` leaves out."""
+        """Return the values that the request sets, with those that switch off rules missing in `samplers`."""
         given = super().list_given()
         if self.samplers is None or given.get("mirostat"):
             return given
@@ -269,16 +269,16 @@ class SamplerFields(ParameterFields):
         return {**kept, **off}
 
     def list_left_out(self) -> Iterator[str]:
-        """Samplers that do not exist here."""
+        """Yield the samplers that do not exist here."""
         for name in self.samplers or ():
             if _find_rule(name, is_letter=isinstance(self.samplers, str)) is None:
                 yield f"samplers.{name}"
 
 
 def read_samplers(samplers: Sequence[str]) -> list[str]:
-    """The rules that a list of names, or a text of letters, stands for; those that do not exist here are left out.
+    """Return the rules of a list of names, or of a text of letters; those that do not exist here are left out.
 
-    Raises InvalidRequest for an order that is not the one here.
+    Raises InvalidRequest for an order other than ours.
     """
     found = (_find_rule(name, is_letter=isinstance(samplers, str)) for name in samplers)
     chain = [rule for rule in found if rule is not None]
@@ -294,7 +294,7 @@ def read_samplers(samplers: Sequence[str]) -> list[str]:
 
 
 def comes_last(chain: Sequence[str]) -> bool | None:
-    """Tell whether the temperature comes after the rules that it changes; None if it stands among them."""
+    """Return True if the temperature comes after the rules that it changes; None if it stands among them."""
     if "temperature" not in chain:
         return False
     place = chain.index("temperature")
@@ -316,7 +316,7 @@ Prompts = Annotated[
 
 
 def split_prompts(given: object, field: str) -> tuple[list[object], bool]:
-    """The prompts one by one, and whether they came as a list; raises InvalidRequest for an empty list."""
+    """Return the prompts one by one, and whether they came as a list; raises InvalidRequest for an empty list."""
     if not isinstance(given, list):
         return [given], False
     if not given:
@@ -332,9 +332,9 @@ def split_prompts(given: object, field: str) -> tuple[list[object], bool]:
 def read_prompt(
     session: Session, prompt: object, field: str, *, parse_special: bool = True, takes_pictures: bool = False
 ) -> Prompt:
-    """One prompt as the service takes it; texts between token ids are encoded without what begins a text.
+    """Return one prompt for the service; texts between token ids are encoded without the tokens that begin a text.
 
-    Pictures beside a text are for `read_media`, where a route `takes_pictures`.
+    `read_media` reads pictures beside a text, if a route `takes_pictures`.
     """
     if isinstance(prompt, dict):
         return _read_object(prompt, field, takes_pictures=takes_pictures)
@@ -354,7 +354,7 @@ def _join_parts(session: Session, parts: Sequence[object], parse_special: bool) 
 
 
 def _read_object(prompt: JsonObject, field: str, *, takes_pictures: bool) -> str:
-    """The text of an object: `prompt_string`, or `content` with parts of text. Other media are refused."""
+    """Return the text of an object: `prompt_string`, or `content` with parts of text. Other media are refused."""
     if prompt.get("multimodal_data") and not takes_pictures:
         raise InvalidRequest(f"{field}.multimodal_data", "is not supported here: only /completion takes pictures")
     text = prompt.get("prompt_string")
@@ -370,7 +370,7 @@ def _read_object(prompt: JsonObject, field: str, *, takes_pictures: bool) -> str
 
 
 def read_media(prompt: object, field: str) -> list[bytes]:
-    """The pictures of an object, in base64 (`multimodal_data`); none of another prompt."""
+    """Return the pictures of an object, which come in base64 (`multimodal_data`); none for another prompt."""
     given = prompt.get("multimodal_data") if isinstance(prompt, dict) else None
     if given is None:
         return []
@@ -379,7 +379,7 @@ def read_media(prompt: object, field: str) -> list[bytes]:
     return [read_base64(str(one), f"{field}.multimodal_data[{index}]") for index, one in enumerate(given)]
 
 
-ANSWER_SHARE = 4  # where turns must go, so many go that the answer may take at least this part of the context
+ANSWER_SHARE = 4  # if turns must go, at least a quarter of the context is left for the answer
 _SYSTEM = ("system", "developer")
 
 
@@ -390,11 +390,11 @@ def explain_service_tool(kind: str) -> InvalidRequest:
 
 
 def drop_oldest(session: Session, wanted: ChatRequest) -> ChatRequest:
-    """The conversation without its oldest turns, if it is too long; system messages and the last message stay.
+    """Return the conversation without its oldest turns, if it is too long; system messages and the last message stay.
 
-    Of the last turn go the oldest calls with their results, and at last the user's question, if nothing else helps.
-    Where what has to stay is too long, its prompt is cut later, or refused. A conversation that fits is rendered once,
-    another one as often as halving the number of its turns takes.
+    From the last turn the oldest calls with their results go, and finally the user's question, if nothing else helps.
+    If the rest is still too long, its prompt is cut later, or refused. A conversation that fits is rendered once; for
+    others a binary search over their turns is needed.
     """
     tokens = session.context_tokens if wanted.window is None else wanted.window.tokens
     if len(session.encode_chat(wanted)) < tokens:
@@ -409,7 +409,7 @@ def drop_oldest(session: Session, wanted: ChatRequest) -> ChatRequest:
     def fits(count: int, most_tokens: int) -> bool:
         try:
             return len(session.encode_chat(drop(count))) <= most_tokens
-        except TemplateError:  # the whole conversation was taken, and so will be one that is shorter still
+        except TemplateError:  # the template took the whole conversation, so it may take a shorter one
             return False
 
     found = _find_first(1, len(turns), lambda count: fits(count, tokens - answer_tokens))
@@ -418,7 +418,7 @@ def drop_oldest(session: Session, wanted: ChatRequest) -> ChatRequest:
 
 
 def _find_first(low: int, last: int, fits: Callable[[int], bool]) -> int | None:
-    """The first number from `low` to `last` that fits, where all after it do as well; None where none does."""
+    """Return the first number from `low` to `last` that fits, if all after it do, too; None if none does."""
     high = last + 1
     while low < high:
         middle = (low + high) // 2
@@ -427,7 +427,7 @@ def _find_first(low: int, last: int, fits: Callable[[int], bool]) -> int | None:
 
 
 def _list_droppable(messages: Sequence[Mapping[str, object]]) -> tuple[list[list[int]], list[list[int]]]:
-    """Places of messages that go together, in the order in which they go: whole turns, and then parts of the last."""
+    """List places of messages that are dropped together, in that order: whole turns, and then parts of the last."""
     turns: list[list[int]] = []
     before: object = None
     for place, message in enumerate(messages):
@@ -441,7 +441,7 @@ def _list_droppable(messages: Sequence[Mapping[str, object]]) -> tuple[list[list
         return [], []
     *older, last = turns
     asked = [place for place in last if messages[place].get("role") == "user"]
-    rounds: list[list[int]] = []  # what the assistant says or calls, with the results
+    rounds: list[list[int]] = []  # the assistant's messages, with the results of their calls
     for place in last[len(asked) :]:
         if not rounds or messages[place].get("role") == "assistant":
             rounds.append([])

@@ -1,16 +1,14 @@
-"""Routes: which function answers which method and path, and what JSON it takes and gives.
+"""Routes: a table of methods, paths and handlers, and the base models of the JSON in requests and replies.
 
-A handler is `async def handler(request, name: str, body: SomeModel) -> Response | SomeModel`: parts of the path as text
-and the body as the pydantic model of its annotation, where it wants them. Starlette runs the rows. `openapi` has
-FastAPI describe them once somebody asks for the document; a server that starts has no time for its look at every route.
+A handler is `async def handler(request, name: str, body: SomeModel) -> Response | SomeModel`: it may take parts of the
+path as text and the body as the pydantic model of its annotation. Starlette runs the rows. FastAPI describes them when
+the OpenAPI document is first requested, as looking at every route would delay the start.
 
-What the JSON of requests and replies has in common: pydantic models from which also the OpenAPI document is made.
-
-Values are strict: one of another JSON type, or a number that is none, is refused, and the error names it. Fields are
-not: null is the same as nothing, and a field that a model does not declare passes, since clients send what other
-servers know (see `ignored`). A field that would change the answer and cannot be followed is declared as `Unsupported`.
-A model's validator is built when it is first used (some 3 ms), which spares the start those of all dialects. Knows no
-dialect and no route.
+Requests and replies are pydantic models, from which also the OpenAPI document is made. Values are strict: one of
+another JSON type, or a number that is none, is refused, and the error names it. Fields are not: null is the same as
+nothing, and a field that a model does not declare passes, since clients send fields of other servers (see
+`note_ignored`). A field that would change the answer and cannot be followed is declared as `Unsupported`. A model's
+validator is built at its first use (some 3 ms), not at the start. Knows no dialect and no route.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ from mlxr.service.identity import draw_hex
 Text = Annotated[str, Field(min_length=1)]
 JsonObject = dict[str, object]
 Arguments = Annotated[JsonObject | str, BeforeValidator(lambda value: {} if value == [] else value)]
-"""Arguments of an earlier call: an object, or JSON text. An empty list is how PHP writes an empty object."""
+"""Arguments of an earlier call: an object, or JSON text. PHP writes an empty object as an empty list."""
 
 
 def _refuse(value: object) -> None:
@@ -60,17 +58,17 @@ def _refuse(value: object) -> None:
 
 
 Unsupported = Annotated[object, AfterValidator(_refuse), WithJsonSchema({"type": "null"})]
-"""A field without which the answer would be wrong, and that is refused unless it asks for nothing (null, false, [])."""
+"""A field that cannot be ignored, so it is refused unless it asks for nothing (null, false, [])."""
 
 
 class RequestModel(BaseModel):
-    """Base of all that a client sends."""
+    """The base of all models that a client sends."""
 
     model_config = ConfigDict(defer_build=True, extra="ignore", strict=True, allow_inf_nan=False, frozen=True)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """The schema in which every list ends at its first wrong item, as a list may have very many of them."""
+        """Return the schema, in which every list fails at its first wrong item, as a list may have very many."""
         schema = handler(source)
         _let_lists_fail_fast(schema)
         return schema
@@ -78,13 +76,13 @@ class RequestModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, value: object) -> object:
-        """Null is the same as nothing for every field; one that must be there is missing then."""
+        """Drop fields that are null; a required one is then missing."""
         if isinstance(value, dict) and None in value.values():
             return {key: part for key, part in value.items() if part is not None}
         return value
 
     def list_left_out(self) -> Iterable[str]:
-        """Return declared fields without effect, such as one kind of tool; they are named with the undeclared ones."""
+        """Return declared fields without effect, such as one kind of tool; they are listed with the undeclared ones."""
         return ()
 
 
@@ -100,18 +98,18 @@ def _let_lists_fail_fast(schema: object) -> None:
 
 
 class ReplyModel(BaseModel):
-    """Base of all that a client gets."""
+    """The base of all models that a client gets."""
 
     model_config = ConfigDict(defer_build=True, extra="forbid", frozen=True)
 
 
 def optional(name: str | None = None) -> Any:
-    """A field of a reply that is left out where there is nothing to say; `name` is what JSON calls it."""
+    """Declare a field of a reply that is left out if it is None; `name` is its name in JSON."""
     return Field(default=None, serialization_alias=name, exclude_if=lambda value: value is None)
 
 
 def dump_json(value: object, field: str) -> str:
-    """JSON text of a part of a request; raises InvalidRequest naming `field` where there is none."""
+    """Return a part of a request as JSON text; raises InvalidRequest naming `field` if that is impossible."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         text.encode()
@@ -123,7 +121,7 @@ def dump_json(value: object, field: str) -> str:
 
 
 def find_half(body: BaseModel) -> str | None:
-    """The first field, such as messages[0].content, with half of a surrogate pair in it; None where all is Unicode.
+    """Return the first field, such as messages[0].content, with half of a surrogate pair in it; None if there is none.
 
     No reply could repeat such a text. Fields that the model does not declare are not looked at.
     """
@@ -147,7 +145,7 @@ def find_half(body: BaseModel) -> str | None:
 
 
 def is_unicode(text: object) -> bool:
-    """Tell whether UTF-8 can spell a text: one that comes from JSON may hold half of a surrogate pair."""
+    """Return True if UTF-8 can encode a text: one that comes from JSON may hold half of a surrogate pair."""
     try:
         str(text).encode()
     except UnicodeEncodeError:
@@ -156,12 +154,12 @@ def is_unicode(text: object) -> bool:
 
 
 def make_id(prefix: str) -> str:
-    """A new name for something in a reply, which nobody can guess: who knows a response's name may read it."""
+    """Make an id for a part of a reply that cannot be guessed: a client that knows a response's id may read it."""
     return f"{prefix}{draw_hex(16, prefix)}"
 
 
 def describe_call(call_id: str, name: str, arguments: str) -> JsonObject:
-    """An earlier call of a tool as messages of the service carry it; `arguments` is JSON text."""
+    """Return an earlier call of a tool as in messages of the service; `arguments` is JSON text."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -170,7 +168,7 @@ RenderError = Callable[[ServerError, str], Mapping[str, object]]
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """`render_error(error, request_id)` is the JSON body of an error below one of `prefixes`."""
+    """A dialect; `render_error(error, request_id)` makes the JSON body of errors below one of its `prefixes`."""
 
     name: str
     prefixes: tuple[str, ...]
@@ -179,7 +177,7 @@ class Dialect:
 
 
 def find_dialect(dialects: Sequence[Dialect], path: str) -> Dialect:
-    """The dialect that `path` belongs to: that with the longest prefix. One of them must have the prefix ""."""
+    """Return the dialect of `path`: the one with the longest prefix. One of them must have the prefix ""."""
     fitting = [
         (len(prefix), dialect)
         for dialect in dialects
@@ -196,11 +194,11 @@ MAX_LOOKS = 20_000  # parts of a body that are looked at
 
 
 def note_ignored(request: Request, names: Iterable[str]) -> None:
-    """Let the response to `request` and the debug log name these fields; `names` may be hostile and many."""
+    """Name these fields in the response to `request` and in the debug log; `names` may be hostile and many."""
     row = in_flight(request)
     known = len(row.ignored)
     for name in dict.fromkeys(islice(names, MAX_LOOKS)):
-        if len(row.ignored) > MAX_NAMES:  # one too many says that there are more
+        if len(row.ignored) > MAX_NAMES:  # one more than shown says that there are more
             break
         spelt = _spell(name)
         if spelt not in row.ignored:
@@ -210,20 +208,20 @@ def note_ignored(request: Request, names: Iterable[str]) -> None:
 
 
 def join_names(names: list[str]) -> str:
-    """The value of the header: the first names, and `...` where there are more."""
+    """Return the value of the header: the first names, and `...` if there are more."""
     return ", ".join([*names[:MAX_NAMES], "..."] if len(names) > MAX_NAMES else names)
 
 
 def find_ignored(value: object, model: BaseModel) -> Iterator[str]:
-    """The fields in `value` that `model`, which was made of it, does not have: `metadata`, `messages[].id`.
+    """Yield the fields in `value` that `model`, which was made of it, does not have: `metadata`, `messages[].id`.
 
-    Null is no value, so a field that is null is not among them. Of a very long body only the beginning is looked at.
+    Fields that are null do not count. Of a very long body only the beginning is looked at.
     """
     return (name for name in islice(_walk(value, model, ""), MAX_LOOKS) if name is not None)
 
 
 def _walk(value: object, part: object, place: str) -> Iterator[str | None]:
-    """One item for everything looked at: the name of a field without effect, or None."""
+    """Yield one item for each part looked at: the name of a field without effect, or None."""
     if isinstance(part, RequestModel) and isinstance(value, Mapping):
         fields = _name_fields(type(part))
         for key, inner in value.items():
@@ -240,7 +238,7 @@ def _walk(value: object, part: object, place: str) -> Iterator[str | None]:
 
 @cache
 def _name_fields(model: type[BaseModel]) -> Mapping[str, str]:
-    """The key of a field in JSON, and its name in the model."""
+    """Return the names of the model's fields by their keys in JSON."""
     names: dict[str, str] = {}
     for name, field in model.model_fields.items():
         alias = field.validation_alias
@@ -250,7 +248,7 @@ def _name_fields(model: type[BaseModel]) -> Mapping[str, str]:
 
 
 def _spell(name: str) -> str:
-    """The name as a header may carry it: plain characters, others as %XX, not too long, and `%` for the empty name."""
+    """Return the name as a header may carry it: other than plain characters as %XX, not too long, `%` if empty."""
     plain = quote(name[:MAX_NAME_CHARACTERS], safe="[]", errors="replace")
     return plain[:MAX_NAME_CHARACTERS] or "%"
 
@@ -262,7 +260,7 @@ MAX_MESSAGES = 1 << 14  # of one conversation
 
 
 def describe_errors(model: type[BaseModel], place: str) -> Responses:
-    """Return what the document says of a dialect's errors; `place` tells where they name the field at fault."""
+    """Return the document's description of a dialect's errors; `place` says where they name the field at fault."""
     return {
         "4XX": {"model": model, "description": f"The request cannot be served; {place} the field at fault."},
         "5XX": {"model": model, "description": "The server failed."},
@@ -270,12 +268,12 @@ def describe_errors(model: type[BaseModel], place: str) -> Responses:
 
 
 def describe_stream(description: str, media_type: str, errors: Responses) -> Responses:
-    """Return what the document says of an answer that may be a stream of `media_type`, and of its errors."""
+    """Return the document's description of an answer that may be a stream of `media_type`, and of its errors."""
     return {200: {"description": description, "content": {media_type: {}}}, **errors}
 
 
 class Description(TypedDict, total=False):
-    """Holds what the document says beside what the handler's annotations and its docstring do, in FastAPI's words."""
+    """The document's description of a route besides the handler's annotations and docstring, in FastAPI's words."""
 
     response_model: type[Any]
     responses: Responses
@@ -287,7 +285,7 @@ class Description(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class RouteRow:
-    """One route: its method, its path, its handler, and what `/openapi.json` says about it."""
+    """One route: its method, its path, its handler, and its description in `/openapi.json`."""
 
     method: str
     path: str
@@ -304,19 +302,19 @@ class Router:
         self.rows: list[RouteRow] = []
 
     def get(self, path: str, **description: Unpack[Description]) -> Callable[[H], H]:
-        """Makes a function the handler of GET, and of HEAD, which is GET without a body."""
+        """Make a function the handler of GET, and of HEAD, which is GET without a body."""
         return self._add("GET", path, description)
 
     def head(self, path: str) -> Callable[[H], H]:
-        """Makes a function the handler of HEAD where there is no GET."""
+        """Make a function the handler of HEAD for a path without GET."""
         return self._add("HEAD", path, {})
 
     def post(self, path: str, **description: Unpack[Description]) -> Callable[[H], H]:
-        """Makes a function the handler of POST."""
+        """Make a function the handler of POST."""
         return self._add("POST", path, description)
 
     def delete(self, path: str, **description: Unpack[Description]) -> Callable[[H], H]:
-        """Makes a function the handler of DELETE."""
+        """Make a function the handler of DELETE."""
         return self._add("DELETE", path, description)
 
     def include(self, other: Router) -> None:
@@ -332,7 +330,7 @@ class Router:
 
 
 def build_route(row: RouteRow) -> Route:
-    """The row as Starlette runs it."""
+    """Make Starlette's route of a row."""
 
     @cache
     def find_model() -> type[BaseModel] | None:
@@ -362,9 +360,9 @@ def build_route(row: RouteRow) -> Route:
 
 
 class _Route(Route):
-    """A route that does not claim a path for other methods than its own where a part of that path may be anything.
+    """A route that matches only its own methods if a part of its path may be anything.
 
-    So a client that looks for a route that is not here, such as POST /v1/responses/cancel, is told so.
+    So a request for a route that does not exist, such as POST /v1/responses/cancel, is told so.
     """
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
@@ -373,9 +371,9 @@ class _Route(Route):
 
 
 def _parse_body(model: type[BaseModel], data: bytearray) -> tuple[BaseModel, list[str]]:
-    """The body, JSON whatever its content type (`curl -d` calls it a form), and the names of what has no effect.
+    """Parse the body, JSON whatever its content type (`curl -d` calls it a form); also returns fields without effect.
 
-    Raises ServerError naming what is wrong.
+    Raises ServerError naming the fault.
     """
     value, may_hold_halves = _parse_json(data)
     if value is None:
@@ -393,9 +391,9 @@ def _parse_body(model: type[BaseModel], data: bytearray) -> tuple[BaseModel, lis
 
 
 def _parse_json(data: bytearray) -> tuple[object, bool]:
-    """The value of a body, and whether one of its texts may hold half of a surrogate pair: JSON can escape one.
+    """Return the value of a body, and whether one of its texts may hold half of a surrogate pair, escaped in JSON.
 
-    Raises ServerError for what is no JSON, or no Unicode as it stands.
+    Raises ServerError if it is no JSON, or no valid UTF-8.
     """
     try:
         text = data.decode(json.detect_encoding(data))
@@ -405,7 +403,7 @@ def _parse_json(data: bytearray) -> tuple[object, bool]:
 
 
 def _check_messages(value: object) -> None:
-    """Refuse conversations of very many messages before each of them is looked at."""
+    """Refuse conversations of very many messages before validating each of them."""
     for field in ("messages", "input"):
         messages = value.get(field) if isinstance(value, dict) else None
         if isinstance(messages, list) and len(messages) > MAX_MESSAGES and isinstance(messages[0], dict):
@@ -414,5 +412,5 @@ def _check_messages(value: object) -> None:
 
 
 def reply_json(reply: BaseModel, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """`reply` as the body of a response; fields spelt by their aliases."""
+    """Return a response with `reply` as its body; fields have their aliases as names."""
     return Response(reply.model_dump_json(by_alias=True), status, headers, media_type="application/json")

@@ -1,9 +1,9 @@
 """Answers that grow: frames of bytes to a client, for as long as it listens.
 
 Knows the two framings (server-sent events and one JSON object per line) but no dialect: those hand in an asynchronous
-generator of frames. Beside it runs a watch over the connection. When the client goes, the generator is closed at once,
-and with it what the request had started. Frames that are made while nothing else is on its way go past that
-generator and all layers to the socket (`FrameWriter`): there are thousands in a second, and each wakes no task.
+generator of frames. Beside it a task watches the connection. When the client goes, the generator is closed at once, and
+with it everything that the request had started. Frames that are made while nothing else is being sent go past the
+generator and all layers to the socket (`FrameWriter`): there are thousands in a second, and none of them wakes a task.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ NDJSON = "application/x-ndjson"
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 KEEP_ALIVE_S = 15.0
-CONNECTION = "connection"  # in the state of a request's scope: a function that gives its `FrameConnection`, or None
+CONNECTION = "connection"  # in the state of a request's scope: a function that returns its `FrameConnection`, or None
 
 
 def encode_json(value: object) -> bytes:
-    """JSON on one line, without spaces; text as it is, or in ASCII if `value` holds half characters.
+    """Return JSON on one line, without spaces; in UTF-8, or in ASCII if `value` holds half of a surrogate pair.
 
-    Numbers that JSON cannot say (NaN, infinities) become null.
+    Numbers that JSON cannot express (NaN, infinities) become null.
     """
     try:
         return to_json(value, inf_nan_mode="null")
@@ -45,7 +45,7 @@ def encode_json(value: object) -> bytes:
 
 
 def sse(value: object, event: str | None = None) -> bytes:
-    """One server-sent event: `value` as JSON (text as it is), after the name of the event where it has one."""
+    """Return one server-sent event: `value` as JSON (text unchanged), after the name of the event if it has one."""
     data = value.encode() if isinstance(value, str) else encode_json(value)
     return b"data: %b\n\n" % data if event is None else b"event: %b\ndata: %b\n\n" % (event.encode(), data)
 
@@ -62,7 +62,7 @@ async def wait_for_disconnect(receive: Receive) -> None:
 
 
 async def until_disconnected(request: Request, work: Coroutine[Any, Any, T] | asyncio.Task[T]) -> T:
-    """The result of `work`, which is cancelled when the client goes before; then raises ClientGone."""
+    """Return the result of `work`; if the client goes before, cancels it and raises ClientGone."""
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(wait_for_disconnect(request.receive))
     try:
@@ -79,7 +79,7 @@ class FrameWriter(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether the client still listens and has taken what was written before."""
+        """True if the client still listens and has taken everything written before."""
 
     def write(self, frame: bytes) -> None:
         """Write a frame, which is not empty; only while it `is_ready`."""
@@ -89,14 +89,14 @@ class FrameConnection(Protocol):
     """A connection to a client."""
 
     def open_writer(self) -> FrameWriter | None:
-        """The writer for the response that has begun; None where it is not sent in HTTP's chunks."""
+        """Return the writer for the response that has begun; None if it is not sent in HTTP's chunks."""
 
 
 class Frames:
-    """The frames that `generator` gives; those that need no look at the others can be poured.
+    """The frames of `generator`; those that do not depend on others can be poured: written past the generator.
 
-    `pour(writer)` has what is made from now on, while somebody waits for the next frame, written at once instead of
-    given, as long as the writer is ready; what cannot be poured is given as before.
+    After `pour(writer)`, frames that come while the reader waits for the next one are written at once, as long as the
+    writer is ready; all others come from the generator as before.
     """
 
     def __init__(self, generator: AsyncGenerator[bytes, None], pour: Callable[[FrameWriter], None]) -> None:
@@ -106,15 +106,15 @@ class Frames:
         return self._generator
 
     async def aclose(self) -> None:
-        """End the frames before their time: what makes them ends its answers."""
+        """End the frames early, and with them the answers."""
         await self._generator.aclose()
 
 
 class EventStream(Response):
     """A response of frames. An error among them becomes `on_error(error)`, the last frame.
 
-    Where the client understands comments (`SSE`), one is sent every 15 seconds in which nothing else was. A client that
-    takes nothing for `patience_s` counts as gone.
+    If the client understands comments (`SSE`), one is sent after every 15 seconds of silence. A client that takes
+    nothing for `patience_s` counts as gone.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class EventStream(Response):
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all frames, or raise ClientGone; to who asked for the head alone, that and no frame."""
+        """Send all frames, or raise ClientGone; sends no frame if only the head was asked for."""
         if scope.get("method") == "HEAD":
             await self._frames.aclose()
             await self._send_start(send)
@@ -170,7 +170,7 @@ class EventStream(Response):
         await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
     def _pour(self, frames: Frames, scope: Scope) -> None:
-        """Have frames written at once, where the server that runs the application can do so."""
+        """Let frames be written at once, if the server that runs the application can do so."""
         find = scope.get("state", {}).get(CONNECTION)
         connection: FrameConnection | None = None if find is None else find()
         writer = None if connection is None else connection.open_writer()
@@ -178,7 +178,7 @@ class EventStream(Response):
             frames.pour(_NotingWriter(self, writer))
 
     def note_sent(self) -> None:
-        """Something was sent just now."""
+        """Note that something was sent just now."""
         self._sent_s = monotonic()
 
     async def _send_start(self, send: Send) -> None:
@@ -216,7 +216,7 @@ class EventStream(Response):
 
 
 class _NotingWriter:
-    """A writer that tells `stream` of what is sent."""
+    """A writer that notes on `stream` when something is sent."""
 
     __slots__ = ("_stream", "_writer")
 
@@ -233,7 +233,7 @@ class _NotingWriter:
 
 
 async def _end(*tasks: Awaitable[Any]) -> None:
-    """Cancel what has not ended and wait for it, so that nothing runs on after the request."""
+    """Cancel unfinished tasks and wait for them, so that nothing runs on after the request."""
     for task in tasks:
         assert isinstance(task, asyncio.Future)
         task.cancel()

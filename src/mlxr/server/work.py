@@ -1,12 +1,12 @@
-"""The threads on which routes do what may take long, and how much a body of a request may hold.
+"""The threads for long work of routes, and bounds on the contents of a request's body.
 
-Work has threads by kind, so that no kind holds up another. What only looks at a file for a moment runs on the event
-loop's own threads (`asyncio.to_thread`), which are daemons too (`listen`). Everything that may wait for a lock, a hub
-or a slow disk belongs here.
+Work has threads by kind, so that no kind delays another. A short look at a file runs on the event loop's own threads
+(`asyncio.to_thread`), which are daemons too (`listen`). Everything that may wait for a lock, a hub or a slow disk
+belongs here.
 
-A parser makes some hundred bytes of every list or object, and nobody else has the interpreter meanwhile. So what a
-body holds is counted before it is parsed, in pieces and without the interpreter's lock; bodies that are long are read
-only as far as there is room, and parsed one after the other.
+A parser makes some hundred bytes of every list or object and holds the interpreter's lock. So the contents of a body
+are counted before it is parsed, in pieces and without that lock; long bodies are read only if there is room, and parsed
+one after the other.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from mlxr.service.sight import Documents
 
 T = TypeVar("T")
 Bytes = npt.NDArray[np.uint8]
-INLINE_BYTES = 1 << 16  # which are parsed at once on the event loop
+INLINE_BYTES = 1 << 16  # shorter bodies are parsed at once on the event loop
 LONG_BYTES = 1 << 20
-MAX_PARTS = 1 << 18  # lists, objects and what is in them, but for the numbers of lists
-MAX_NUMBERS = 1 << 19  # of all lists; token ids as a rule
+MAX_PARTS = 1 << 18  # lists, objects and their items, except the numbers in lists
+MAX_NUMBERS = 1 << 19  # in all lists; mostly token ids
 MAX_HELD_BYTES = 1 << 27  # of long bodies that are being read or parsed
 _BLOCK_BYTES = 1 << 20
 _SPACES = np.isin(np.arange(256), list(b" \t\r\n"))
@@ -40,17 +40,16 @@ _COMMA, _LIST, _OBJECT, _QUOTE, _SLASH = b',[{"\\'
 
 
 class Bodies:
-    """The bodies that a server reads and parses. `threads_for_short` and `threads_for_long` parse what is long."""
+    """The bodies that a server reads and parses; longer ones on `threads_for_short` or `threads_for_long`."""
 
     def __init__(self, threads_for_short: WorkThreads, threads_for_long: WorkThreads) -> None:
         self._short, self._long = threads_for_short, threads_for_long
         self._held_bytes = 0
 
     async def take(self, request: Request, parse: Callable[[bytearray], T], *, is_json: bool = True) -> T:
-        """Return what `parse` makes of the body, which is forgotten then. What a body of JSON holds is counted before.
+        """Return what `parse` makes of the body, which is then dropped. The contents of a JSON body are counted before.
 
-        Raises ClientGone, ServerError for a body that holds too much or for which there is no room now, and what
-        `parse` raises.
+        Raises ClientGone, ServerError if a body holds too much or there is no room for it now, and what `parse` raises.
         """
         data, held_bytes = bytearray(), 0
         try:
@@ -83,7 +82,7 @@ def _check_and_parse(data: bytearray, parse: Callable[[bytearray], T]) -> T:
 
 def check_parts(data: bytes | bytearray) -> None:
     """Raise ServerError for JSON that holds more than MAX_PARTS or MAX_NUMBERS."""
-    if sum(map(_count_signs, _cut(data))) <= MAX_PARTS:  # also counts what is in texts
+    if sum(map(_count_signs, _cut(data))) <= MAX_PARTS:  # an upper bound, as it also counts signs in texts
         return
     count = _Count()
     for block in _cut(data):
@@ -106,13 +105,13 @@ def _count_signs(block: Bytes) -> int:
 
 
 class _Count:
-    """Counts what a text holds that comes block by block."""
+    """Counts the contents of JSON that comes block by block."""
 
     def __init__(self) -> None:
         self.parts = self.numbers = 0
         self._is_inside = 0  # of a text in quotes
         self._is_escaped = False  # the next character
-        self._follows = False  # a comma or the beginning of a list, so that a number would be one of a list
+        self._follows = False  # a comma or the beginning of a list, so a number here belongs to a list
 
     def add(self, block: Bytes) -> None:
         """Count the next block."""
@@ -129,7 +128,7 @@ class _Count:
         self._follows = bool(before[-1])
 
     def _find_quotes(self, block: Bytes) -> npt.NDArray[np.bool_]:
-        """Return where texts begin and end: quotes without an odd number of backslashes in front."""
+        """Return the places where texts begin and end: quotes without an odd number of backslashes before them."""
         quotes: npt.NDArray[np.bool_] = block == _QUOTE
         slashes = np.flatnonzero(block == _SLASH)
         was_escaped, self._is_escaped = self._is_escaped, False
@@ -150,12 +149,12 @@ LOOKS, CHANGES, UPLOADS = 4, 2, 4
 MAX_PULLS = 8  # at a time; more are refused
 MAX_MAKES = 4  # models that are created, quantised or imported, and adapters that are read, at a time
 MAX_WAITING_MAKES = 60
-MAX_PDFS, MAX_WAITING_PDFS = 2, 6  # that are read at a time, each in a process, and that wait for it
-PATIENCE_S = 4.0  # for which a request waits for a thread that looks into the catalogue, or changes it
+MAX_PDFS, MAX_WAITING_PDFS = 2, 6  # read at a time, each in a process, and waiting for that
+PATIENCE_S = 4.0  # a request waits this long for a thread that reads or changes the catalogue
 
 
 class ServerWork:
-    """The threads of one server over `registry`, whose requests wait for others only a short time."""
+    """The threads of one server with `registry`; requests wait for others only a short time."""
 
     def __init__(self, registry: Registry) -> None:
         self.registry, self.patient_registry = registry, registry.wait_longer()
@@ -175,7 +174,7 @@ class ServerWork:
         self.bodies = Bodies(self._short_bodies, self._long_bodies)
 
     def stop(self) -> None:
-        """Begin nothing more; what is being done is not waited for."""
+        """Begin nothing more; does not wait for running work."""
         for threads in (self.looks, self.changes, self.uploads, self.pulls, self.makes, self.pdfs):
             threads.stop()
         for threads in (self._short_bodies, self._long_bodies):
@@ -183,17 +182,17 @@ class ServerWork:
 
 
 def work_of(request: Request) -> ServerWork:
-    """The threads of the server that the request came to."""
+    """Return the threads of the server that the request came to."""
     return parts_of(request).work
 
 
 async def look(request: Request, work: Callable[..., T], *arguments: object) -> T:
-    """Return what `work(*arguments)` finds in the catalogue or in files; raises Unavailable where it cannot soon."""
+    """Return the result of `work(*arguments)`, which reads the catalogue or files; raises Unavailable after a while."""
     return await work_of(request).looks.run(work, *arguments)
 
 
 async def change(request: Request, work: Callable[[Registry], T]) -> T:
-    """Return what a short change of the registry returns; raises Unavailable where the catalogue is held."""
+    """Return the result of a short change of the registry; raises Unavailable if the catalogue stays locked."""
     threads = work_of(request)
     return await threads.changes.run(work, threads.registry)
 
@@ -204,7 +203,7 @@ def start_make(request: Request, work: Callable[[Registry, Stop], T]) -> asyncio
 
 
 def start_pull(request: Request, work: Callable[[Registry, Stop], T]) -> asyncio.Task[T]:
-    """The same for a pull."""
+    """Begin a pull in the same way."""
     return _start(request, work_of(request).pulls, work)
 
 

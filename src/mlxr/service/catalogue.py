@@ -193,7 +193,7 @@ def describe_template(template_source: str) -> dict[str, str]:
 
 V = TypeVar("V")
 FRESH_S = 1.0  # how long an answer is taken for granted
-GRACE_S = 0.05  # how long a look may take before what was known is used instead
+GRACE_S = 0.05  # how long a look may take before the last answer is used instead
 MAX_NAMES = 1000  # clients make up names
 
 
@@ -204,7 +204,7 @@ class Remembered(Generic[V]):
         self._look, self._threads, self._clock = look, threads, clock
         self._known: dict[str, tuple[float, V]] = {}
         self._looking: dict[str, tuple[float, asyncio.Task[V]]] = {}
-        self._changes = 0  # of what is looked at
+        self._changes = 0  # of the data that `look` reads
 
     async def find(self, name: str) -> V:
         """Return what `look` returns. Raises what `look` raises, but not Unavailable or Busy if an answer is known."""
@@ -219,7 +219,7 @@ class Remembered(Generic[V]):
         return await asyncio.shield(task)
 
     def forget(self) -> None:
-        """Ask again for every name; called, from any thread, after what is looked at was changed."""
+        """Ask again for every name; called, from any thread, after a change of the data that `look` reads."""
         self._changes += 1
         self._known.clear()
         self._looking.clear()

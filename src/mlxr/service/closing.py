@@ -121,7 +121,7 @@ class Closer:
         elif self._search is not None or tokens_left <= self._search_at:
             self._go_on(matcher, tokens_left)
         if not self._is_certain and (self._search is None or tokens_left == 0):
-            self._search, self._held = None, 0  # what was shown cannot be taken back
+            self._search, self._held = None, 0  # tokens that were shown cannot be taken back
         return self._held
 
     def close(self) -> Sequence[int]:

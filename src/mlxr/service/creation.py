@@ -1,4 +1,4 @@
-"""Making a model from another one: what a Modelfile or a request to create asks for, checked before it is stored."""
+"""Makes a model from another one, as a Modelfile or a request asks, and checks it before it is stored."""
 
 from __future__ import annotations
 

@@ -358,7 +358,7 @@ def iterate(bits: int) -> list[int]:
 
 
 def _add(node: Node, automaton: Automaton, rules: Rules, alphabet: Alphabet) -> tuple[bool, int, int]:
-    """Add the positions of a node; returns whether it may be empty, and its first and last positions."""
+    """Add the positions of a node; returns True if it may be empty, and its first and last positions."""
     automaton.visits += 1
     if automaton.visits > MAX_VISITS:
         raise TooLarge
@@ -485,7 +485,7 @@ class _Translation:
                 return math.inf
 
     def _start(self, node: Node) -> tuple[bool, int]:
-        """Return whether a node may be empty, and its first characters, by what is known of the rules so far."""
+        """Return True if a node may be empty, and its first characters, by what is known of the rules so far."""
         match node:
             case Chars():
                 return False, self._alphabet.read(node)

@@ -1,4 +1,4 @@
-"""Filling in the middle: a prompt of what comes before and after, for vocabularies that have tokens for it.
+"""Filling in the middle: prompts made of the texts before and after a gap, for vocabularies with tokens for it.
 
 Each row of FAMILIES is one family's spelling from its published vocabulary; the order is that of the models' training
 data, prefix first. Other files come before the gap, each behind the family's separator and its name.

@@ -354,7 +354,7 @@ def _make_encoder(loaded: LoadedModel, together: int) -> Encoder:
 def warm_up(
     engine: Engine, device: str, settings: Settings, max_sequences: int | None = None, progress: Progress | None = None
 ) -> None:
-    """Let a GPU compile what the first requests need, if the settings want that; see `engine.warm_up`.
+    """Let a GPU compile kernels for the first requests, if the settings want that; see `engine.warm_up`.
 
     Metal compiles in every process, and small GPUs take long for a prompt, so there it is for one answer by default.
     """

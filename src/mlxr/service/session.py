@@ -577,9 +577,9 @@ class Session:
         )
 
     async def read_live(self) -> LiveReading:
-        """Return the state of the engine now, and what it did since the last reading.
+        """Return the state of the engine now, and its work since the last reading.
 
-        The first reading begins the record; it ends with `stop_live`, or when nobody has read for ten seconds.
+        The first reading begins the record; it ends with `stop_live`, or after ten seconds without a reading.
         """
         return await self._engine.read_live(self.loaded.model.work)
 

@@ -1,4 +1,4 @@
-"""The Anthropic dialect: messages, and how many tokens they have."""
+"""The Anthropic dialect: messages, and counts of their tokens."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ _TYPES: dict[int, ErrorType] = {
 
 
 class ErrorDetail(ReplyModel):
-    """Tells an error; the message begins with the field at fault. `details` holds a code that clients act upon."""
+    """An error; the message begins with the field at fault. `details` holds a code that clients act upon."""
 
     type: ErrorType
     message: str
@@ -77,7 +77,7 @@ class ErrorReply(ReplyModel):
 
 
 def render_error(error: ServerError, request_id: str) -> JsonObject:
-    """The body of an error."""
+    """Return the body of an error."""
     message = error.message
     if {
         "n_prompt_tokens",
@@ -92,7 +92,7 @@ def render_error(error: ServerError, request_id: str) -> JsonObject:
 
 
 def name_type(status: int) -> ErrorType:
-    """Anthropic's word for a kind of error."""
+    """Return Anthropic's word for a kind of error."""
     return _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
 
 
@@ -116,7 +116,7 @@ class ThinkingReply(ReplyModel):
 
 
 class CallerReply(ReplyModel):
-    """Says who made a call: the model itself, no program of it."""
+    """The caller of a tool: always the model itself, not a program of its own."""
 
     type: Literal["direct"] = "direct"
 
@@ -135,7 +135,7 @@ BlockReply = TextReply | ThinkingReply | ToolUseReply
 
 
 class OutputDetails(ReplyModel):
-    """Of the output's tokens, those of thoughts."""
+    """The number of the output's tokens that are thoughts."""
 
     thinking_tokens: int
 
@@ -143,7 +143,7 @@ class OutputDetails(ReplyModel):
 class UsageReply(ReplyModel):
     """Token counts; `input_tokens` are those that had to be computed, since the cache did not have them.
 
-    What is null tells of the service alone: caches with a lifetime, regions, and tools that it runs.
+    Fields that are null belong only to Anthropic's service: caches with a lifetime, regions, and tools that it runs.
     """
 
     input_tokens: int
@@ -160,7 +160,7 @@ class UsageReply(ReplyModel):
 class MessageReply(ReplyModel):
     """The assistant's message, whole: the reply to a request that is not streamed.
 
-    What is null is never set here: why an answer was refused, and a container that the service runs code in.
+    Fields that are null are never set here: the reason of a refusal, and a container in which the service runs code.
     """
 
     id: str
@@ -176,7 +176,7 @@ class MessageReply(ReplyModel):
 
 
 class TokenCount(ReplyModel):
-    """Says how long a conversation is."""
+    """The number of tokens of a conversation."""
 
     input_tokens: int
 
@@ -187,7 +187,7 @@ class MessageEvents:
     def __init__(
         self, message_id: str, model: str, fold: ReplyFold, max_tokens: int, *, hides_thoughts: bool = False
     ) -> None:
-        """With `hides_thoughts` a thought's block has its signature alone."""
+        """With `hides_thoughts` a thought's block has only its signature."""
         self._fold, self._max_tokens, self._hides_thoughts = fold, max_tokens, hides_thoughts
         self._blocks: list[BlockReply] = []
         self.message = MessageReply(
@@ -219,7 +219,7 @@ class MessageEvents:
             yield from self._finish(event)
 
     def _close(self, section: Section) -> Iterator[JsonObject]:
-        """The events of a block that ends."""
+        """Make the events of a block that ends."""
         reply = _make_block(section)
         if isinstance(reply, ThinkingReply):
             yield _make_delta(section, {"type": "signature_delta", "signature": reply.signature})
@@ -273,7 +273,7 @@ def _describe_growth(section: Section, text: str) -> JsonObject:
 
 
 def _open_block(section: Section) -> JsonObject:
-    """The block as it is opened: empty."""
+    """Return the block when it is opened, empty."""
     if section.kind == "text":
         return TextReply(text="").model_dump()
     if section.kind == "thought":
@@ -294,7 +294,7 @@ def _sign(thought: str) -> str:
 
 
 def _read_object(text: str) -> JsonObject:
-    """The input of a call; what is cut short, since the answer ended within, has none."""
+    """Return the input of a call; empty if the answer ended within the call."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -307,7 +307,7 @@ FIELDS = {
     "prompt": "messages",
     "stop": "stop_sequences",
     "think": "thinking",
-}  # the service's words for what may be wrong
+}  # the service's names of fields that may be wrong, and this dialect's
 ERRORS = describe_errors(ErrorReply, "the message names")
 STREAMED = describe_stream(
     "The message, or, with `stream`, server-sent events that it is the sum of.", "text/event-stream", ERRORS
@@ -346,7 +346,7 @@ async def create_message(request: Request, body: MessageRequest) -> Response:
 
 @router.post("/v1/messages/count_tokens", response_model=TokenCount, responses=ERRORS)
 async def count_tokens(request: Request, body: CountRequest) -> Response:
-    """Return how many tokens a conversation has, as `/v1/messages` would read it."""
+    """Return the number of tokens of a conversation, as `/v1/messages` would read it."""
     wanted = body.to_request()
     lease = await borrow(request, body.model)
     with spell_fields(FIELDS):
@@ -356,9 +356,10 @@ async def count_tokens(request: Request, body: CountRequest) -> Response:
 
 
 def _fit_model(lease: ModelLease, body: ConversationFields, wanted: ChatRequest) -> ChatRequest:
-    """The request with what the model brings along, and thinking as it knows it: off by default where it can be.
+    """Return the request with the model's own parameters, and a setting of thinking that it knows, off by default if
+    possible.
 
-    A model that does not think answers without, since clients ask for thoughts whatever the model.
+    A model that does not think answers without thoughts, since clients ask any model for them.
     """
     wanted = fill_chat(wanted, lease.record, body)
     if "thinking" not in lease.session.capabilities:

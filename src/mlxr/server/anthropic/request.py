@@ -1,7 +1,7 @@
-"""The bodies of `/v1/messages` and `/v1/messages/count_tokens`, and the request that they are to the service.
+"""The bodies of `/v1/messages` and `/v1/messages/count_tokens`, and their translation to the service's request.
 
-Blocks of content in, messages of the service out. A user's message may answer calls of tools and say something as well;
-that is several messages to the service.
+Blocks of content in, messages of the service out. A user's message may hold results of tools and text as well; it
+becomes several messages of the service.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from mlxr.server.routes import Arguments, JsonObject, RequestModel, Text, Unsupp
 from mlxr.service.requests import ChatRequest, Message, NamedTool, Tool, ToolChoice, is_unfinished
 from mlxr.service.sight import make_document, make_part, read_base64, read_url
 
-# A line of Claude Code's system text, another one in every request: behind it nothing would be found in the cache.
+# A line of Claude Code's system text, different in every request: the cache would find nothing behind it.
 BILLING = "x-anthropic-billing-header:"
-# Blocks of earlier answers that tell of what only the service itself can do or read.
+# Blocks of earlier answers about actions and contents of Anthropic's service alone.
 FOREIGN_BLOCKS = (
     "redacted_thinking",
     "server_tool_use",
@@ -84,12 +84,12 @@ class DocumentBlock(RequestModel):
 
     @property
     def plain(self) -> str:
-        """The block's text as the model reads it, without what only a file has."""
+        """Title, context and, unless it is a file, text of the document, as the model reads them."""
         text = self.source.data if isinstance(self.source, TextSource) else None
         return "\n".join(part for part in (self.title, self.context, text) if part)
 
     def read(self, field: str) -> str | JsonObject:
-        """The text, or the file as a part of a message; raises InvalidRequest."""
+        """Return the text, or the file as a part of a message; raises InvalidRequest."""
         match self.source:
             case TextSource():
                 return self.plain
@@ -106,7 +106,7 @@ class ImageBlock(RequestModel):
     source: Annotated[ImageData | ImageAddress, Field(discriminator="type")]
 
     def read(self, field: str) -> JsonObject:
-        """The picture as a part of a message; raises InvalidRequest."""
+        """Return the picture as a part of a message; raises InvalidRequest."""
         if isinstance(self.source, ImageAddress):
             return make_part(read_url(self.source.url, f"{field}.source.url"), field=field)
         return make_part(read_base64(self.source.data, f"{field}.source.data"), field=field)
@@ -127,7 +127,7 @@ class SearchResultBlock(RequestModel):
 
 
 class CompactionBlock(RequestModel):
-    """A summary that stands for what was said before."""
+    """A summary in place of the earlier conversation."""
 
     type: Literal["compaction"]
     content: str = ""
@@ -151,14 +151,14 @@ class ToolReferenceBlock(RequestModel):
 
 
 class ThinkingBlock(RequestModel):
-    """Holds what the assistant thought earlier."""
+    """An earlier thought of the assistant."""
 
     type: Literal["thinking"]
     thinking: str
 
 
 class ToolUseBlock(RequestModel):
-    """A call that the assistant made earlier; its input may be JSON text, and is empty where it is left out."""
+    """A call that the assistant made earlier; its input may be JSON text, and is empty if it is left out."""
 
     type: Literal["tool_use"]
     id: Text
@@ -172,7 +172,7 @@ ResultBlock = Annotated[
 
 
 class ToolResultBlock(RequestModel):
-    """The result that a call of a tool gave."""
+    """The result of a tool call."""
 
     type: Literal["tool_result"]
     tool_use_id: Text
@@ -207,22 +207,22 @@ System = str | list[TextBlock]
 
 
 def list_blocks(system: System | None) -> list[TextBlock]:
-    """A system text as blocks."""
+    """Return a system text as blocks."""
     return [TextBlock(type="text", text=system)] if isinstance(system, str) else list(system or ())
 
 
 def is_billing(block: TextBlock) -> bool:
-    """Tell whether the first line of a block is for the service's books alone."""
+    """Return True if the first line of a block is only for the service's billing."""
     return block.text.startswith(BILLING)
 
 
 def _strip_billing(text: str) -> str | None:
-    """The text without that line; None where nothing is left."""
+    """Return the text without that line; None if nothing is left."""
     return (text.partition("\n")[2] or None) if text.startswith(BILLING) else text
 
 
 def read_messages(system: System | None, messages: Sequence[MessageInput]) -> list[Message]:
-    """Messages for the service; raises InvalidRequest naming the block that does not belong where it is."""
+    """Return messages for the service; raises InvalidRequest naming a misplaced block."""
     read: list[Message] = []
     if system:
         texts = [_strip_billing(block.text) for block in list_blocks(system)]
@@ -233,7 +233,7 @@ def read_messages(system: System | None, messages: Sequence[MessageInput]) -> li
         if isinstance(message.content, str):
             read.append({"role": message.role, "content": message.content})
         elif message.content and all(map(_says_nothing, message.content)):
-            continue  # no turn of its own: there would be an empty one
+            continue  # it would become an empty turn
         elif message.role == "assistant":
             read.append(_read_assistant(message.content, field, tool_names))
         else:
@@ -312,7 +312,7 @@ def _read_result(block: ToolResultBlock, field: str, tool_names: dict[str, str])
 
 
 def _join(shown: Sequence[str | JsonObject]) -> str | list[JsonObject]:
-    """Texts in lines of their own; with pictures as parts of a message, where neighbouring texts are."""
+    """Join texts by line breaks; with pictures, return parts of a message in which neighbouring texts are joined."""
     if all(isinstance(one, str) for one in shown):
         return "\n".join(map(str, shown))
     parts: list[JsonObject] = []
@@ -335,7 +335,7 @@ class CustomTool(RequestModel):
 
 
 class ServiceTool(RequestModel):
-    """A tool that only the service itself has, such as a search of the web: left out among others, refused alone."""
+    """A tool of Anthropic's service alone, such as a web search: left out among other tools, refused if it is alone."""
 
     type: Text
     name: str | None = None
@@ -352,7 +352,7 @@ AnyTool = Annotated[
 
 
 class AnyChoice(RequestModel):
-    """Says whether to call tools: as the model likes (`auto`) or at least one (`any`)."""
+    """Call tools as the model likes (`auto`), or at least one (`any`)."""
 
     type: Literal["auto", "any"]
     disable_parallel_tool_use: bool | None = None
@@ -373,8 +373,8 @@ class NoChoice(RequestModel):
 
 
 class ThinkingOn(RequestModel):
-    """Think before answering, if the model is one that does. Thoughts count towards `max_tokens`, of which a quarter
-    stays for the answer where the budget would leave less.
+    """Think before answering, if the model can. Thoughts count towards `max_tokens`; at least a quarter of it stays for
+    the answer, whatever the budget.
     """
 
     type: Literal["enabled"]
@@ -385,7 +385,7 @@ class ThinkingOn(RequestModel):
 
 
 class ThinkingAdaptive(RequestModel):
-    """Think where the model's template does so by itself."""
+    """Think if the model's template does so by default."""
 
     type: Literal["adaptive", "between_tools"]
     display: Literal["summarized", "omitted", "updates"] | None = None
@@ -405,14 +405,14 @@ class JsonFormat(RequestModel):
 
 
 class OutputConfig(RequestModel):
-    """Says how much to think, and what the answer must look like."""
+    """The effort of thinking, and the form of the answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: JsonFormat | None = None
 
 
 class ConversationFields(RequestModel):
-    """Holds what the prompt is made of."""
+    """The fields that make up the prompt."""
 
     model: Text
     messages: Annotated[list[MessageInput], Field(min_length=1)]
@@ -423,7 +423,7 @@ class ConversationFields(RequestModel):
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = Field(None, description="The older place of output_config.format.")
     mcp_servers: Unsupported = None
-    thread: Unsupported = None  # a conversation that the service keeps; clients send it whole once this is refused
+    thread: Unsupported = None  # a conversation kept by the service; once this is refused, clients send it all
 
     @property
     def budget_tokens(self) -> int | None:
@@ -431,7 +431,7 @@ class ConversationFields(RequestModel):
         return self.thinking.budget_tokens if isinstance(self.thinking, ThinkingOn) else None
 
     def make_request(self, params: SamplingParams) -> ChatRequest:
-        """Return what the service is asked; raises InvalidRequest naming the field."""
+        """Return the service's request; raises InvalidRequest naming the field."""
         tools = self._read_tools()
         choice = self._read_choice(tools)
         wanted = (self.output_config.format if self.output_config else None) or self.output_format
@@ -449,7 +449,7 @@ class ConversationFields(RequestModel):
         )
 
     def list_left_out(self) -> Iterable[str]:
-        """Tools of the service, blocks that are of no use here, and what is for the service's books."""
+        """Return Anthropic's own tools, blocks without use here, and its billing lines."""
         for tool in self.tools or ():
             if isinstance(tool, ServiceTool):
                 yield f"tools[].{tool.type}"
@@ -503,7 +503,7 @@ class CountRequest(ConversationFields):
     """Count the tokens of a conversation."""
 
     def to_request(self) -> ChatRequest:
-        """The conversation for the service."""
+        """Return the conversation for the service."""
         return self.make_request(SamplingParams(thinking_budget=self.budget_tokens))
 
 
@@ -516,14 +516,14 @@ class MessageRequest(AnthropicParameters, ConversationFields):
 
     @property
     def hides_thoughts(self) -> bool:
-        """Tell whether the reply says that there were thoughts, but not what they were."""
+        """True if the reply only says that there were thoughts, without their text."""
         return getattr(self.thinking, "display", None) == "omitted"
 
     def list_given(self) -> dict[str, object]:
-        """The values that the request sets; a budget in `thinking` is one of them."""
+        """Return the values that the request sets; a budget in `thinking` is one of them."""
         given = super().list_given()
         return given if self.budget_tokens is None else {"thinking_budget": self.budget_tokens, **given}
 
     def to_request(self) -> ChatRequest:
-        """Return what the service is asked; raises InvalidRequest naming the field."""
+        """Return the service's request; raises InvalidRequest naming the field."""
         return self.make_request(SamplingParams(**read_params({"temperature": 1.0}, self.list_given())))

@@ -17,12 +17,12 @@ _PREFIX = "/v1"
 
 
 def _shorten(row: RouteRow) -> RouteRow:
-    """The row of OpenAI's dialect without the prefix and with errors of this one."""
+    """Return a row of OpenAI's dialect without the prefix and with errors of this one."""
     description: Description = {**row.description, "responses": {**row.description.get("responses", {}), **ERRORS}}
     return replace(row, path=row.path.removeprefix(_PREFIX), description=description, tags=("llama.cpp",))
 
 
-# Where llama.cpp has no route of another shape under the short path.
+# Only for paths under which llama.cpp has no route of another shape.
 router.rows += [
     _shorten(row)
     for row in openai.router.rows

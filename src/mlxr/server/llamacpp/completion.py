@@ -1,7 +1,7 @@
-"""Replies of llama.cpp's server: errors, and an answer whole or as chunks of which the last one holds all counts.
+"""Replies of llama.cpp's server: errors, and an answer, whole or as chunks of which the last one holds all counts.
 
-Errors have OpenAI's frame with the HTTP status as `code` and words of their own. `Probabilities` tell how likely each
-token was, before or after the rules that narrow the choice.
+Errors have OpenAI's frame with the HTTP status as `code` and words of their own. `Probabilities` describes the
+probability of each token, before or after the rules that narrow the choice.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _TYPES: dict[int, ErrorType] = {
 
 
 class ErrorDetail(ReplyModel):
-    """Tells an error. `field` and `request_id` are additions: the part at fault, and the id that the log has."""
+    """An error. `field` and `request_id` are additions: the part at fault, and the id in the log."""
 
     code: int
     message: str
@@ -99,7 +99,7 @@ STREAMED = describe_stream(
 
 
 def render_error(error: ServerError, request_id: str = "") -> JsonObject:
-    """The body of an error."""
+    """Return the body of an error."""
     fallback: ErrorType = "server_error" if error.status >= 500 else "invalid_request_error"
     detail: JsonObject = {"code": error.status, "message": error.message, "type": _TYPES.get(error.status, fallback)}
     if error.code == "context_length_exceeded":
@@ -114,7 +114,7 @@ def render_error(error: ServerError, request_id: str = "") -> JsonObject:
 
 
 def error_frame(error: ServerError) -> bytes:
-    """The last event of a stream that fails."""
+    """Return the last event of a stream that fails."""
     return sse(render_error(error))
 
 
@@ -132,7 +132,7 @@ class Probabilities:
     is_final: bool
 
     def describe(self, token: TokenInfo) -> JsonObject:
-        """One token of an answer."""
+        """Describe one token of an answer."""
         if not self.is_final:
             top = [self._spell(one, {"logprob": one.logprob}) for one in token.possible[: self.count]]
             return {**self._spell(token.chosen, {"logprob": token.chosen.logprob}), "top_logprobs": top}
@@ -154,9 +154,9 @@ class Probabilities:
 
 
 def find_shares(top: Sequence[TokenLogprob], params: SamplingParams) -> list[float]:
-    """The probabilities of the best tokens, best first, that one of them is drawn with; they add up to 1.
+    """Return the probabilities with which the best tokens are sampled, best first; they add up to 1.
 
-    `top` must hold the params.top_k best tokens at least, so what is cut off is not needed.
+    `top` must hold at least the params.top_k best tokens, so that no other one matters.
     """
     logprobs = [one.logprob for one in top[: params.top_k]]
     if not logprobs or logprobs[0] == -math.inf:
@@ -176,17 +176,17 @@ def find_shares(top: Sequence[TokenLogprob], params: SamplingParams) -> list[flo
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Holds what all answers of a request share."""
+    """The data that all answers of a request share."""
 
     model: str
     prompts: Sequence[str]  # the texts that the model read, one for each answer
-    settings: JsonObject  # how they were made, as the reply tells it
+    settings: JsonObject  # the parameters of the answers, for the reply
     most_tokens: int | None
     probabilities: Probabilities | None = None
     returns_tokens: bool = False
     times_tokens: bool = False
     is_silent: bool = False  # no token was wanted
-    fields: Sequence[str] = ()  # of a whole reply, those that are wanted; all where there are none
+    fields: Sequence[str] = ()  # the wanted fields of a whole reply; empty for all
 
 
 class AnswerReply:
@@ -196,7 +196,7 @@ class AnswerReply:
         self._frame, self._index, self._fold = frame, index, fold
 
     def push(self, event: Event) -> Iterator[JsonObject]:
-        """Put an event into the fold; make its chunks. Where probabilities were asked for, each token has its own."""
+        """Put an event into the fold; make its chunks. If probabilities were asked for, each token has its own."""
         self._fold.add(event)
         if isinstance(event, Finish):
             yield {**self._describe_end(), "content": "", "tokens": []}
@@ -216,7 +216,7 @@ class AnswerReply:
             yield self._make_chunk(part, [token_id], described[place - 1 : place])
 
     def make_whole(self) -> JsonObject:
-        """The whole reply, after the last event."""
+        """Return the whole reply, after the last event."""
         reply = self._describe_end()
         described = [] if self._frame.is_silent else self._describe_tokens(self._fold.tokens)
         if described:
@@ -273,7 +273,7 @@ class AnswerReply:
 
 
 def pick_fields(reply: JsonObject, fields: Sequence[str]) -> JsonObject:
-    """The wanted fields of a reply, all where none are named; `a/b` takes `b` out of `a`. Unknown ones are left out."""
+    """Return the wanted fields of a reply, all if none are named; `a/b` is `b` of `a`. Unknown ones are left out."""
     if not fields:
         return reply
     picked: JsonObject = {}
@@ -286,8 +286,8 @@ def pick_fields(reply: JsonObject, fields: Sequence[str]) -> JsonObject:
     return picked
 
 
-DRAWN_SEED = 0xFFFFFFFF  # what llama.cpp's server calls a seed that it draws
-# The service's names of what may be wrong, and llama.cpp's.
+DRAWN_SEED = 0xFFFFFFFF  # llama.cpp's value for a random seed
+# The service's names of fields that may be wrong, and llama.cpp's.
 FIELDS = {"max_tokens": "n_predict", "repetition_penalty": "repeat_penalty", "logprobs": "n_probs", "n": "n_cmpl"}
 router = Router()
 DEFAULTS: Mapping[str, Any] = {
@@ -299,7 +299,7 @@ DEFAULTS: Mapping[str, Any] = {
     "repeat_last_n": 64,
     "n_predict": -1,
 }
-# What the engine's log-probabilities have in them already, what ends answers, and what `probabilities` works out.
+# Parameters that the engine's log-probabilities include, those that end answers, and those that `find_shares` applies.
 _KNOWN_SHARES = frozenset(
     {"repetition_penalty", "presence_penalty", "frequency_penalty", "repeat_last_n", "seed", "max_tokens", "stop"}
     | {"temperature", "temperature_last", "top_k", "top_p", "min_p"}
@@ -308,7 +308,7 @@ Bias = list[list[int | float | str | bool]] | dict[str, float | bool]
 
 
 class CompletionFields(GrammarFields, SamplerFields, LlamacppParameters, DraftFields, AdapterFields):
-    """Says how tokens are chosen and what the reply holds. `n_predict` 0 only reads the prompt into the cache."""
+    """The fields for sampling and for the reply's contents. `n_predict` 0 only reads the prompt into the cache."""
 
     model: str | None = Field(None, description="Name of the model; absent: the server's default model.")
     stream: bool | None = None
@@ -330,17 +330,17 @@ class CompletionFields(GrammarFields, SamplerFields, LlamacppParameters, DraftFi
 
     @property
     def only_reads(self) -> bool:
-        """Tell whether no token is wanted."""
+        """True if no token is wanted."""
         return self._wanted_tokens == 0
 
     @property
     def top_probs(self) -> int:
-        """Return how many tokens are to be told with their probabilities in each place; 0: none."""
+        """The number of tokens to report with their probabilities in each place; 0 for none."""
         return self.n_probs or self.logprobs or 0
 
     @property
     def most_tokens(self) -> float:
-        """Return how many tokens the answer may have."""
+        """The most tokens that the answer may have."""
         wanted = self._wanted_tokens
         return math.inf if wanted is None or wanted < 0 else wanted
 
@@ -351,7 +351,7 @@ class CompletionFields(GrammarFields, SamplerFields, LlamacppParameters, DraftFi
         return wanted if isinstance(wanted, int) else None
 
     def make_params(self, record: ModelRecord, session: Session) -> SamplingParams:
-        """Parameters for the engine; raises InvalidRequest naming the field."""
+        """Make the parameters for the engine; raises InvalidRequest naming the field."""
         given = self.list_given()
         if self.only_reads:
             given |= {"n_predict": 1, "max_tokens": 1}
@@ -367,7 +367,7 @@ class CompletionFields(GrammarFields, SamplerFields, LlamacppParameters, DraftFi
         )
 
     def _count_logprobs(self, fields: Mapping[str, Any]) -> int | None:
-        """Return how many tokens the engine is to report; all that can be drawn where their final shares are wanted."""
+        """Return the number of tokens that the engine reports: all that can be sampled if final shares are wanted."""
         if not self.top_probs:
             return None
         if not self.post_sampling_probs:
@@ -382,7 +382,7 @@ class CompletionFields(GrammarFields, SamplerFields, LlamacppParameters, DraftFi
 
 
 def describe_settings(params: SamplingParams, body: CompletionFields) -> JsonObject:
-    """The parameters that an answer was made with, under llama.cpp's names; what does not exist here is off."""
+    """Return the parameters of an answer, under llama.cpp's names; those that do not exist here are off."""
     named = {name: getattr(params, row.name) for row in PARAMETERS for name in row.list_names("llamacpp")}
     most_tokens = 0 if body.only_reads else -1 if params.max_tokens is None else params.max_tokens
     biases = params.logit_bias.items()
@@ -408,7 +408,7 @@ def describe_settings(params: SamplingParams, body: CompletionFields) -> JsonObj
 
 
 def _read_bias(given: Bias | None, session: Session) -> dict[int, float]:
-    """Token id to what is added to its logit: a text counts for each of its tokens, several entries add up."""
+    """Return the bias of each token's logit: a text counts for each of its tokens, several entries add up."""
     pairs = list(given.items()) if isinstance(given, dict) else given or []
     biases: dict[int, float] = {}
     for place, pair in enumerate(pairs):
@@ -442,7 +442,7 @@ async def answer(
     ends: frozenset[int] = frozenset(),
     media: Sequence[Sequence[bytes]] = (),
 ) -> Response:
-    """The reply to all prompts: one object, a list of them, or events. The tokens `ends` end an answer.
+    """Reply to all prompts: with one object, a list of them, or events. The tokens `ends` end an answer.
 
     `media` has the pictures of each prompt.
     """
@@ -507,7 +507,7 @@ class CompletionBody(CompletionFields):
 
 
 class CompletionReply(RootModel[JsonObject | list[JsonObject]]):
-    """The answer to one prompt in the words of llama.cpp's server, or a list of them; fields may have been picked."""
+    """The answer to one prompt in the form of llama.cpp's server, or a list of them; perhaps only some fields."""
 
 
 @router.post("/completion", response_model=CompletionReply, responses=STREAMED)
@@ -533,7 +533,7 @@ class ExtraInput(RequestModel):
 
 
 class InfillBody(CompletionFields):
-    """A gap. `prompt` is what stands between the prefix and the cursor already."""
+    """A gap in a text. `prompt` is the text between the prefix and the cursor."""
 
     input_prefix: str
     input_suffix: str

@@ -50,7 +50,7 @@ T = TypeVar("T")
 class TokenizeBody(RequestModel):
     """A text. `parse_special` lets spellings of special tokens in it count as such.
 
-    It is `content` as llama.cpp calls it, or `prompt` as vLLM does, who adds special tokens unless told otherwise.
+    llama.cpp's clients send it as `content`, vLLM's as `prompt`; the latter gets special tokens added by default.
     """
 
     content: str | None = None
@@ -63,7 +63,7 @@ class TokenizeBody(RequestModel):
 
 
 class Piece(ReplyModel):
-    """A token and its bytes: text, or a list of numbers where they are no text by themselves."""
+    """A token and its bytes: text, or a list of numbers if they are no text by themselves."""
 
     id: int
     piece: str | list[int]
@@ -97,7 +97,7 @@ class Rendered(ReplyModel):
 
 @router.post("/tokenize", response_model=Tokens, responses=ERRORS)
 async def tokenize(request: Request, body: TokenizeBody) -> Response:
-    """The token ids of a text."""
+    """Return the token ids of a text."""
     lease = await borrow(request, body.model)
     session = lease.session
     text, add_special = body.content, bool(body.add_special)
@@ -119,7 +119,7 @@ async def tokenize(request: Request, body: TokenizeBody) -> Response:
 
 @router.post("/detokenize", responses=ERRORS)
 async def detokenize(request: Request, body: DetokenizeBody) -> Content:
-    """The text of token ids."""
+    """Return the text of token ids."""
     lease = await borrow(request, body.model)
     size = lease.session.config.vocab_size
 
@@ -134,7 +134,9 @@ async def detokenize(request: Request, body: DetokenizeBody) -> Content:
 
 @router.post("/apply-template", responses=ERRORS)
 async def apply_template(request: Request, body: ChatCompletionRequest) -> Rendered:
-    """The text that the chat template makes of a conversation, given as to `/v1/chat/completions`, tools included."""
+    """Return the text that the chat template makes of a conversation, in the form of `/v1/chat/completions`, with
+    tools.
+    """
     lease = await borrow(request, body.model)
     wanted = fit_effort(request, lease, body.to_request(), "reasoning_effort")
     with spell_fields(FIELDS):
@@ -142,12 +144,12 @@ async def apply_template(request: Request, body: ChatCompletionRequest) -> Rende
 
 
 async def beside_the_loop(session: Session, work: Callable[[S], T], given: S) -> T:
-    """`work(given)`, on another thread where there is so much that other requests would feel it."""
+    """Return `work(given)`, done on another thread if there is so much that it would delay other requests."""
     return work(given) if len(given) <= INLINE_LENGTH else await session.run(work, given, reads=given)
 
 
 def _write_tokens(tokens: Sequence[object]) -> bytes:
-    """The reply as JSON, written in pieces, as one call would keep all others from the interpreter."""
+    """Return the reply as JSON, written in pieces, as one call would hold the interpreter's lock too long."""
     starts = range(0, len(tokens), INLINE_LENGTH)
     pieces = (encode_json(tokens[start : start + INLINE_LENGTH])[1:-1] for start in starts)
     return b'{"tokens":[%b]}' % b",".join(pieces)
@@ -161,7 +163,7 @@ def _show(piece: bytes) -> str | list[int]:
 
 
 class EmbeddingBody(PromptFields):
-    """Texts to turn into vectors; `content` and `input` are two names of the same."""
+    """Texts to turn into vectors; `content` and `input` are two names of one field."""
 
     model: str | None = None
     content: Prompts | None = None
@@ -175,7 +177,7 @@ class EmbeddingBody(PromptFields):
 
 
 class EmbeddingReply(ReplyModel):
-    """The vectors of one text: one of them, as tokens are pooled."""
+    """The vectors of one text: always one, since tokens are pooled."""
 
     index: int
     embedding: list[list[float]]
@@ -204,7 +206,7 @@ async def create_embedding(request: Request, body: EmbeddingBody) -> Response:
 
 
 def _normalise(vector: Vector, norm: int) -> Vector:
-    """The vector with its `norm` brought to 1; see `embd_normalize`."""
+    """Scale the vector so that its norm number `norm` is 1; see `embd_normalize`."""
     if norm == 2:
         return scale_vector(vector)
     if norm < 0:
@@ -215,13 +217,13 @@ def _normalise(vector: Vector, norm: int) -> Vector:
     return scaled
 
 
-refused = Router()  # what llama.cpp's server has and this one cannot have
+refused = Router()  # routes of llama.cpp's server that cannot work here
 MAX_SHARES = 64
 
 
 @router.get("/props", responses=ERRORS)
 async def show_properties(request: Request) -> Response:
-    """Return what holds for all requests, and the parameters of those that say nothing, for the model `?model=`."""
+    """Return the server's properties and the default parameters of requests to the model `?model=`."""
     lease = await borrow(request, request.query_params.get("model"))
     record = lease.record
     return JSONResponse(
@@ -241,13 +243,13 @@ async def show_properties(request: Request) -> Response:
 
 @router.get("/tokenizer_info", responses=ERRORS)
 async def show_tokenizer(request: Request) -> Response:
-    """The special tokens and the chat template of the model `?model=`, where clients of vLLM look for them."""
+    """Return the special tokens and the chat template of the model `?model=`, for clients of vLLM."""
     return JSONResponse(_describe_tokenizer(await borrow(request, request.query_params.get("model"))))
 
 
 @router.get("/slots", responses=ERRORS)
 async def list_slots(request: Request) -> Response:
-    """Every slot and the request that is in it; with `?fail_on_no_slot=1` an error where none is free."""
+    """Return every slot and the request in it; with `?fail_on_no_slot=1` an error if none is free."""
     lease = await borrow(request, request.query_params.get("model"))
     parts = parts_of(request)
     busy = [row for row in parts.activity if row.cancels and row.model == lease.name]
@@ -260,7 +262,7 @@ async def list_slots(request: Request) -> Response:
 
 @router.get("/models", responses=ERRORS)
 async def list_models(request: Request) -> Response:
-    """The models that requests can name: OpenAI's list with llama.cpp's facts about each."""
+    """Return the models that requests can name: OpenAI's list with llama.cpp's facts about each."""
     records = await look(request, parts_of(request).registry.list)
     loaded = {model.name for model in parts_of(request).pool.running()}
     data = [
@@ -317,12 +319,12 @@ def _spell(lease: ModelLease, token_id: int | None) -> str:
 
 
 class AdapterShares(RootModel[Annotated[list[AdapterShare], Field(max_length=MAX_SHARES)]]):
-    """Adapters by id, and what their updates are multiplied by; those that are not listed have 0."""
+    """Adapters by id, and the factors of their updates; those that are not listed have 0."""
 
 
 @router.get("/lora-adapters", responses=ERRORS)
 async def list_adapters(request: Request) -> Response:
-    """The adapters of the model `?model=` (absent: the default one). An id is a place in this list."""
+    """Return the adapters of the model `?model=` (absent: the default one). An id is a place in this list."""
     base, records = await look(request, _list, request)
     scales = parts_of(request).served.adapters.read_scales(base)
     return JSONResponse(
@@ -341,7 +343,7 @@ async def list_adapters(request: Request) -> Response:
 
 @router.post("/lora-adapters", responses=ERRORS)
 async def set_adapters(request: Request, body: AdapterShares) -> Response:
-    """Set which adapters requests to the model `?model=` have that name none."""
+    """Set the adapters for requests to the model `?model=` that name none."""
     base, records = await look(request, _list, request)
     factors = {share.id: share.scale for share in body.root}
     scales = {record.name: factors.get(index, 0.0) for index, record in enumerate(records)}
@@ -350,7 +352,7 @@ async def set_adapters(request: Request, body: AdapterShares) -> Response:
 
 
 def _list(request: Request) -> tuple[str, tuple[AdapterRecord, ...]]:
-    """The base that is meant, and its adapters."""
+    """Return the base model of the request, and its adapters."""
     served = parts_of(request).served
     model = request.query_params.get("model") or served.find_default()
     base = served.find(model).short_name

@@ -1,8 +1,8 @@
 """POST /api/chat and /api/generate: the next message of a conversation, and the answer to a prompt.
 
-Both read the same options, load the model alone where there is nothing to answer, and send the answer whole or in
-pieces (`answer`); they differ in what a request is to the service, and in what a piece has besides the common fields.
-POST /api/embed and its older form /api/embeddings make vectors.
+Both read the same options, only load the model if there is nothing to answer, and send the answer whole or in pieces
+(`answer`); they differ in the service's request, and in the fields of a piece besides the common ones. POST /api/embed
+and its older form /api/embeddings make vectors.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def note_options(request: Request, options: Mapping[str, object] | None, field: 
 def make_params(
     record: ModelRecord, options: Mapping[str, object] | None, *, logprobs: bool | None, top_logprobs: int | None
 ) -> SamplingParams:
-    """Return how to choose tokens: the request's options over the model's over Ollama's defaults.
+    """Return the sampling parameters: the request's options override the model's, and these Ollama's defaults.
 
     Raises InvalidRequest naming the option.
     """
@@ -92,7 +92,7 @@ def make_params(
 def make_window(
     record: ModelRecord, options: Mapping[str, object] | None, truncate: bool | None, room_tokens: int
 ) -> Window:
-    """The part of the context that a request takes: `num_ctx` as far as the model and its cache allow.
+    """Return the part of the context that a request may take: `num_ctx`, as far as the model and its cache allow.
 
     Unless `truncate` is false, a prompt that is too long for it is cut behind its first `num_keep` tokens; -1 keeps as
     much of the beginning as there is room for.
@@ -104,7 +104,7 @@ def make_window(
 
 
 def read_grammar(wanted: str | JsonObject | None) -> Grammar | None:
-    """Return what the answer must look like; None for any text."""
+    """Return the grammar of the answer; None for any text."""
     if wanted is None or wanted == "":
         return None
     if isinstance(wanted, Mapping):
@@ -115,7 +115,7 @@ def read_grammar(wanted: str | JsonObject | None) -> Grammar | None:
 
 
 def read_keep_alive(wanted: float | str | None) -> float | None:
-    """Seconds, negative for ever; None where the request does not say. Raises InvalidRequest."""
+    """Return the seconds, negative for ever; None if the request does not say. Raises InvalidRequest."""
     if wanted is None or isinstance(wanted, int | float):
         return wanted
     text = wanted.strip()
@@ -129,7 +129,7 @@ def read_keep_alive(wanted: float | str | None) -> float | None:
 
 
 def _read_duration(text: str) -> float:
-    """Seconds of a duration such as 1h30m; not a number for what is none."""
+    """Return the seconds of a duration such as 1h30m; not-a-number if it is none."""
     sign, rest = (-1.0, text[1:]) if text.startswith("-") else (1.0, text.removeprefix("+"))
     parts = _PART.findall(rest)
     if not parts or "".join(number + unit for number, unit in parts) != rest:
@@ -182,7 +182,7 @@ async def load_only(request: Request, body: AnswerRequest, reply: JsonObject) ->
 
 
 def check_think(lease: ModelLease, think: bool | str | None) -> bool | str | None:
-    """Return what the model makes of `think`; raises InvalidRequest for one that does not think."""
+    """Return the model's setting nearest to `think`; raises InvalidRequest if it does not think."""
     if think and "thinking" not in lease.session.capabilities:
         raise InvalidRequest("think", f"{lease.record.short_name!r} does not support thinking")
     if not think and "thinking" not in lease.session.capabilities:
@@ -193,7 +193,7 @@ def check_think(lease: ModelLease, think: bool | str | None) -> bool | str | Non
 async def answer(
     request: Request, body: AnswerRequest, lease: ModelLease, wanted: TextRequest | ChatRequest, render: Body
 ) -> Response:
-    """Start the answer and send it, whole or piece by piece; `render` is what a piece has besides the common fields."""
+    """Start the answer and send it, whole or piece by piece; `render` makes the route's own fields of a piece."""
     names = {"logprobs": "top_logprobs", "max_tokens": "options.num_predict"}
     drafts = DraftOptions(read_draft_tokens(lease.record.parameters, check_options(body.options or {})))
     with spell_fields(names):
@@ -211,7 +211,7 @@ async def answer(
 
 
 def _write(parts: Parts, model: str, render: Body, event: Event) -> Iterator[bytes]:
-    """The lines that follow from an event."""
+    """Yield the lines that follow from an event."""
     for part in parts.push(event):
         if part.end is not None and part.calls:  # clients look for calls before the end
             before = Part(calls=part.calls)
@@ -221,7 +221,7 @@ def _write(parts: Parts, model: str, render: Body, event: Event) -> Iterator[byt
 
 
 class CalledFunction(RequestModel):
-    """The function of an earlier call; its arguments may be JSON text, and are none where they are left out."""
+    """The function of an earlier call; its arguments may be JSON text, or left out if there are none."""
 
     name: Text
     arguments: Arguments = ""
@@ -235,7 +235,7 @@ class ToolCall(RequestModel):
 
 
 class ChatMessage(RequestModel):
-    """A message; a result of a tool says by `tool_name` or `tool_call_id` whose it is."""
+    """A message; a result of a tool names its call by `tool_name` or `tool_call_id`."""
 
     role: Text
     content: str | None = None
@@ -293,7 +293,7 @@ async def chat(request: Request, body: ChatBody) -> Response:
 
 
 def list_messages(messages: Sequence[ChatMessage]) -> list[JsonObject]:
-    """The messages as the service takes them. Calls without an id get one, results without one that of their call."""
+    """Return the messages for the service. Calls without an id get one, results without one that of their call."""
     listed: list[JsonObject] = []
     waiting: deque[tuple[str, str]] = deque()  # ids and names of calls that have no result yet
     for index, message in enumerate(messages):
@@ -319,7 +319,7 @@ def list_messages(messages: Sequence[ChatMessage]) -> list[JsonObject]:
 
 
 def show_pictures(images: Sequence[str] | None, text: str, field: str) -> str | list[JsonObject]:
-    """A text, with the pictures that come with it before it."""
+    """Return a text with its pictures before it."""
     if not images:
         return text
     named = [(image, f"{field}[{index}]") for index, image in enumerate(images)]
@@ -328,7 +328,9 @@ def show_pictures(images: Sequence[str] | None, text: str, field: str) -> str | 
 
 
 def _find_call(message: ChatMessage, waiting: deque[tuple[str, str]]) -> JsonObject:
-    """Whose result a message is: what it says itself, else the first call that waits for one of that name."""
+    """Return id and name of the call whose result a message is: its own, else those of the first fitting call that
+    waits.
+    """
     fitting = (call for call in waiting if message.tool_name in (None, call[1]))
     if message.tool_call_id is not None:
         fitting = (call for call in waiting if call[0] == message.tool_call_id)
@@ -357,8 +359,8 @@ def _render(part: Part, _parts: Parts) -> JsonObject:
 
 
 class GenerateBody(AnswerRequest):
-    """A prompt to answer; `raw` continues it as it is. `context` is that of an earlier reply, `template` one to use
-    instead of the model's.
+    """A prompt to answer; `raw` continues it without a template. `context` is that of an earlier reply, `template` one
+    to use instead of the model's.
     """
 
     prompt: str | None = None
@@ -370,7 +372,7 @@ class GenerateBody(AnswerRequest):
     images: list[str] | None = None
 
     def check(self) -> None:
-        """Raise InvalidRequest for what is not supported, or cannot go together."""
+        """Raise InvalidRequest for fields that are not supported, or that contradict each other."""
         super().check()
         if self.images and (self.raw or self.suffix or self.context):
             raise InvalidRequest("images", "go with prompt, system and template alone")
@@ -413,7 +415,7 @@ async def generate(request: Request, body: GenerateBody) -> Response:
 def make_request(
     body: GenerateBody, lease: ModelLease, params: SamplingParams, grammar: Grammar | None
 ) -> TextRequest | ChatRequest:
-    """A turn of a conversation where the model has a chat template, otherwise a text to continue."""
+    """Make a turn of a conversation if the model has a chat template, otherwise a text to continue."""
     session, prompt = lease.session, body.prompt or ""
     if body.suffix:
         return make_infill(session.tokenizer, TextRequest(prompt, params), body.suffix)
@@ -477,7 +479,7 @@ class EmbeddingsReply(ReplyModel):
 
 @router.post("/api/embed", response_model=EmbedReply, responses=ERRORS)
 async def embed(request: Request, body: EmbedBody) -> Response:
-    """Vectors of texts, pooled as the model's files state. Without any text only load the model."""
+    """Turn texts into vectors, pooled as the model's files state. Without any text only load the model."""
     check_options(body.options or {})
     note_options(request, body.options)
     texts = [body.input] if isinstance(body.input, str) else body.input
@@ -501,7 +503,7 @@ async def embed(request: Request, body: EmbedBody) -> Response:
 
 @router.post("/api/embeddings", response_model=EmbeddingsReply, responses=ERRORS, deprecated=True)
 async def embeddings(request: Request, body: EmbeddingsBody) -> Response:
-    """The vector of one text, not scaled."""
+    """Turn one text into a vector, not scaled."""
     check_options(body.options or {})
     note_options(request, body.options)
     lease = await borrow(request, body.model, keep_alive_s=read_keep_alive(body.keep_alive), exact=True)

@@ -1,4 +1,4 @@
-"""Ollama's routes for models: which there are, what they hold, and how they are made, fetched and removed."""
+"""Ollama's routes for models: list, show, create, pull, copy and delete them."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from mlxr.registry.pull import PullProgress
 
 
-INTERFACE_VERSION = "0.32.0"  # of Ollama, whose interface this is; clients ask for it to know what they may use
+INTERFACE_VERSION = "0.32.0"  # of Ollama, whose interface this is; clients ask for it to know its features
 FOR_EVER = timedelta(days=100 * 365)
 router = Router()
 
 
 class Details(ReplyModel):
-    """Says what kind of model it is."""
+    """The kind of a model: its format, family, size and quantisation."""
 
     parent_model: str
     format: str
@@ -63,7 +63,7 @@ class Version(ReplyModel):
 
 
 class ListedModel(ReplyModel):
-    """A model that is here. Ollama has no word for one that only continues text: `has_chat_template` says it."""
+    """A model that is here. Ollama has no field for models that only continue text: `has_chat_template` is ours."""
 
     name: str
     model: str
@@ -82,10 +82,10 @@ class Tags(ReplyModel):
 
 
 class LoadedModel(ReplyModel):
-    """A model in memory; `size` is what it takes now, `size_vram` the part of it on a GPU.
+    """A model in memory; `size` is the memory that it takes now, `size_vram` the part of it on a GPU.
 
-    Ollama has no words for the rest: weights, what the cache takes now and at most, and the other names of what is
-    loaded, which takes its memory once.
+    The other fields are additions: the weights, the cache's memory now and at most, and the other names that share
+    them.
     """
 
     name: str
@@ -110,7 +110,7 @@ class Processes(ReplyModel):
 
 
 class ShowBody(NamedRequest):
-    """Says which model to show; `verbose` adds long lists such as the vocabulary."""
+    """The model to show; `verbose` adds long lists such as the vocabulary."""
 
     verbose: bool | None = None
     system: str | None = None
@@ -127,7 +127,7 @@ class TensorReply(ReplyModel):
 
 
 class ShowReply(ReplyModel):
-    """All about a model. `template` is Jinja."""
+    """The details of a model. `template` is Jinja."""
 
     license: str | None = optional()
     modelfile: str
@@ -144,7 +144,7 @@ class ShowReply(ReplyModel):
 
 @router.get("/", response_class=PlainTextResponse)
 async def say_running(request: Request) -> Response:
-    """The page for a browser; for every other client the text by which it knows that the server is there."""
+    """Return the page to a browser; to other clients the text by which they know that the server runs."""
     if wants_page(request.headers.get("accept", "")):
         page = await find_page_file(request, INDEX)
         if page is not None:
@@ -154,26 +154,26 @@ async def say_running(request: Request) -> Response:
 
 @router.get("/api/version", response_model=Version)
 async def version(_: Request) -> Version:
-    """The version of Ollama's interface that this is."""
+    """Return the version of Ollama's interface that this server has."""
     return Version(version=INTERFACE_VERSION)
 
 
 @router.get("/api/tags", response_model=Tags, responses=ERRORS)
 async def tags(request: Request) -> Response:
-    """The models that are here and can be used."""
+    """Return the models that are here and can be used."""
     records = await look(request, parts_of(request).served.list)
     return reply_json(Tags(models=[_describe_listed(record) for record in records if record.problem is None]))
 
 
 @router.get("/api/ps", response_model=Processes, responses=ERRORS)
 async def ps(request: Request) -> Response:
-    """The models that are loaded."""
+    """Return the models that are loaded."""
     return reply_json(Processes(models=[_describe_loaded(model) for model in parts_of(request).pool.running()]))
 
 
 @router.post("/api/show", response_model=ShowReply, responses=ERRORS)
 async def show(request: Request, body: ShowBody) -> Response:
-    """All about one model; `system`, `template` and `options` are shown as if they were the model's."""
+    """Return the details of a model; given `system`, `template` and `options` are shown as if they were the model's."""
     note_options(request, body.options)
     record = await find_model(request, body.wanted)
     metadata, tensors = await look(request, partial(read_metadata, record.path, with_arrays=bool(body.verbose)))
@@ -202,7 +202,7 @@ def _write_modelfile(request: Request, record: ModelRecord) -> str:
 
 
 def describe(record: ModelRecord) -> Details:
-    """The details of a record."""
+    """Return the details of a record."""
     return Details(
         parent_model=record.from_name or "",
         format=record.format,
@@ -216,7 +216,7 @@ def describe(record: ModelRecord) -> Details:
 
 
 def list_capabilities(record: ModelRecord) -> list[str]:
-    """Return what a model is for. Ollama says embedding of models that do nothing else; ours all do both."""
+    """Return a model's capabilities; as in Ollama, "embedding" is only for models that do nothing else."""
     names = record.capabilities - {"embedding"} if "completion" in record.capabilities else record.capabilities
     return sorted(names)
 
@@ -254,7 +254,7 @@ def _describe_loaded(model: RunningModel) -> LoadedModel:
     )
 
 
-REPORT_S = 0.1  # pieces of a file come quicker than anybody reads
+REPORT_S = 0.1  # between two lines of progress, as pieces of a file come faster than people read
 _STATUS = {"listing": "pulling manifest", "checking": "verifying sha256 digest", "adding": "writing manifest"}
 logger = logging.getLogger(__name__)
 MAX_FILES = 4096
@@ -262,7 +262,7 @@ WRITE_BYTES = 1 << 20
 
 
 class Lines:
-    """Made on the event loop. What was reported since a frame was taken goes into the next one."""
+    """Lines of progress, made on the event loop. Those reported since the last frame go into the next one."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -271,7 +271,7 @@ class Lines:
         self._reported_s = 0.0
 
     def report(self, line: JsonObject, *, is_piece: bool) -> None:
-        """Add a line, from any one thread. Of lines about pieces of one thing, most are left out."""
+        """Add a line, always from the same thread, which may be any. Most lines about pieces are left out."""
         if is_piece and monotonic() - self._reported_s < REPORT_S:
             return
         self._reported_s = monotonic()
@@ -279,7 +279,7 @@ class Lines:
             self._loop.call_soon_threadsafe(self._add, line)
 
     async def follow(self, task: asyncio.Task[object]) -> AsyncGenerator[bytes, None]:
-        """Frames until the task has ended; raises what it raised. A reader that goes away cancels it."""
+        """Yield frames until the task has ended; raises what it raised. A reader that goes away cancels it."""
         task.add_done_callback(lambda _: self._news.set())
         try:
             while not task.done():
@@ -304,13 +304,13 @@ class Lines:
 
 
 class PullBody(NamedRequest):
-    """Says what to pull: hf.co/owner/repo[:file or quant]."""
+    """The model to pull: hf.co/owner/repo[:file or quant]."""
 
     stream: bool | None = None
 
 
 class PullReply(ReplyModel):
-    """Says how far it is; `digest`, `total` and `completed` are of one file, in bytes."""
+    """The progress of a pull; `digest`, `total` and `completed` are of one file, in bytes."""
 
     status: str
     digest: str | None = optional()
@@ -320,7 +320,7 @@ class PullReply(ReplyModel):
 
 @router.post("/api/pull", response_model=PullReply, responses=STREAMED)
 async def pull(request: Request, body: PullBody) -> Response:
-    """Pull a model. When the client goes away it stops; pulled again, it goes on from there."""
+    """Pull a model. If the client goes away, the pull stops; the next one continues it."""
     pulling = Pulling(request, body.wanted)
     task = await pulling.start()
     if body.stream is not False:
@@ -349,7 +349,7 @@ class Pulling:
         parts = parts_of(self._request)
 
         def work(registry: Registry, stop: Stop) -> None:
-            from mlxr.registry.pull import pull as pull_model  # brings an HTTP client, which a start does without
+            from mlxr.registry.pull import pull as pull_model  # imports an HTTP client, which would slow the start
 
             url, room_bytes = parts.settings.hub_url, parts.pool.budget_bytes
             pull_model(registry, self._name, endpoint=url, report=self._report, stop=stop, room_bytes=room_bytes)
@@ -359,13 +359,13 @@ class Pulling:
         return task
 
     async def write_frames(self, task: asyncio.Task[None]) -> AsyncGenerator[bytes, None]:
-        """Lines of progress, and the last one: success."""
+        """Yield lines of progress, and the last one: success."""
         async for frame in self._lines.follow(task):
             yield frame
         yield ndjson({"status": "success"})
 
     async def _is_here(self) -> bool:
-        """Tell whether the name is that of a model that did not come from a hub, so that there is nothing to ask."""
+        """Return True if the name is that of a model that did not come from a hub, which then need not be asked."""
         if "hf.co/" in self._name or "huggingface.co/" in self._name:
             return False
         try:
@@ -398,10 +398,10 @@ class TaughtMessage(RequestModel):
 
 
 class CreateBody(NamedRequest):
-    """Says what to make a model of: another one (`from`), or blobs (`files`: file name to digest).
+    """The source of a new model: another one (`from`), or blobs (`files`: file name to digest).
 
-    `adapters` are blobs, too: the files of a low-rank adapter that all answers of the new model have. As in Ollama a
-    model of that name is replaced, once the new one is whole, and the reply says so; with `replace` false it is not.
+    `adapters` are blobs, too: the files of a low-rank adapter that all answers of the new model use. As in Ollama a
+    model of that name is replaced, once the new one is complete, and the reply says so; with `replace` false it is not.
     """
 
     source: Annotated[Text | None, Field(alias="from")] = None
@@ -418,7 +418,7 @@ class CreateBody(NamedRequest):
     stream: bool | None = None
 
     def check(self) -> None:
-        """Raise InvalidRequest for what is not supported or missing."""
+        """Raise InvalidRequest for fields that are not supported or missing."""
         if (self.source is None) == (not self.files):
             raise InvalidRequest("from", "give either from, the name of a model, or files, uploaded as blobs")
         for file_name, digest in (self.adapters or {}).items():
@@ -429,7 +429,7 @@ class CreateBody(NamedRequest):
 
     @property
     def changes(self) -> Changes:
-        """Return what the new model sets anew."""
+        """The settings that the new model changes."""
         return Changes(
             template=self.template or None,
             system=self.system or None,
@@ -448,7 +448,7 @@ class CopyBody(RequestModel):
 
 
 class StatusReply(ReplyModel):
-    """One line of the stream: how far the creation is. `replaced` is the model that had the name before."""
+    """One line of the stream: the progress of the creation. `replaced` is the model that had the name before."""
 
     status: str
     replaced: str | None = optional()
@@ -456,7 +456,7 @@ class StatusReply(ReplyModel):
 
 @router.post("/api/create", response_model=StatusReply, responses=STREAMED)
 async def create(request: Request, body: CreateBody) -> Response:
-    """Make a model. What is wrong with the request is told at once, what is wrong with the files in the last line."""
+    """Make a model. Errors of the request are told at once, errors of the files in the last line."""
     body.check()
     note_options(request, body.parameters, "parameters")
     if body.renderer:
@@ -506,7 +506,7 @@ async def create(request: Request, body: CreateBody) -> Response:
 
 
 def _find_taken(registry: Registry, name: str) -> str | None:
-    """The name, if a model has it already, which the log then tells."""
+    """Return the name, if a model has it already; also logs that."""
     try:
         registry.check_free(name)
     except NameTaken:
@@ -516,7 +516,7 @@ def _find_taken(registry: Registry, name: str) -> str | None:
 
 
 def _report_quantizing(lines: Lines, type_name: str, stop: Stop) -> Progress:
-    """Return what a thread that quantises calls with bytes written and in all; it raises when it shall stop."""
+    """Return a function to which quantising reports the bytes written and the total; it raises to stop the thread."""
 
     def report(done_bytes: int, total_bytes: int) -> None:
         if stop.is_set():
@@ -560,7 +560,7 @@ async def delete(request: Request, body: NamedRequest) -> Response:
 
 @router.head("/api/blobs/{digest}")
 async def has_blob(request: Request, digest: str) -> Response:
-    """200 if the blob is here, 404 if it is not."""
+    """Answer 200 if the blob is here, 404 if it is not."""
     is_here = await look(request, parts_of(request).registry.blobs.has, digest)
     return Response(status_code=200 if is_here else 404)
 
@@ -583,7 +583,7 @@ async def store_blob(request: Request, digest: str) -> Response:
 
 
 async def _gather(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The same bytes in larger pieces, each of which is worth a thread."""
+    """Yield the same bytes in larger pieces, each of which is worth a call on a thread."""
     held = bytearray()
     async for chunk in chunks:
         held += chunk

@@ -50,7 +50,7 @@ class NamedRequest(RequestModel):
 
     @property
     def wanted(self) -> str:
-        """The model's name; raises InvalidRequest when there is none."""
+        """The model's name; raises InvalidRequest if there is none."""
         found = self.model or self.name
         if found is None:
             raise InvalidRequest("model", "is missing")
@@ -58,29 +58,29 @@ class NamedRequest(RequestModel):
 
 
 def render_error(error: ServerError, _request_id: str = "") -> JsonObject:
-    """The body of an error."""
+    """Return the body of an error."""
     if error.code == "context_length_exceeded":  # clients look for these words
         return {"error": f"{error.message}: the input length exceeds the context length"}
     return {"error": error.message}
 
 
 def error_frame(error: ServerError) -> bytes:
-    """The last line of a stream that fails."""
+    """Return the last line of a stream that fails."""
     return ndjson(render_error(error))
 
 
 def format_time(moment: datetime) -> str:
-    """A time as Ollama writes it."""
+    """Return a time as Ollama writes it."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def now() -> str:
-    """The time of a reply."""
+    """Return the time of a reply."""
     return format_time(datetime.now(UTC))
 
 
 async def find_model(request: Request, name: str) -> ModelRecord:
-    """The record of a model, or of the one that an adapter is for; raises NotFound."""
+    """Return the record of a model, or of the model that an adapter is for; raises NotFound."""
     served = parts_of(request).served
     return await look(request, served.find_base, name)
 
@@ -103,7 +103,7 @@ class LogprobReply(TokenReply):
 
 
 class FunctionCall(ReplyModel):
-    """Says which function to call, and with what."""
+    """The function of a call, and its arguments."""
 
     index: int
     name: str
@@ -127,7 +127,7 @@ class AnswerMessage(ReplyModel):
 
 
 class Ended(ReplyModel):
-    """Holds what the last piece of an answer, or the whole of it, says of itself. Durations are in nanoseconds."""
+    """The end of an answer, in its last piece or in a whole reply. Durations are in nanoseconds."""
 
     model: str
     created_at: str
@@ -171,13 +171,13 @@ class Part:
 class Parts:
     """Makes the parts of one answer while it grows; calls of tools come whole.
 
-    `token_bytes` spells tokens, where log-probabilities were asked for. `fold` is the answer so far.
+    `token_bytes` spells tokens, if log-probabilities were asked for. `fold` is the answer so far.
     """
 
     def __init__(
         self, prompt_ids: Sequence[int], token_bytes: TokenBytes | None, *, arrived_s: float, load_s: float
     ) -> None:
-        """`arrived_s` is when the request came, by the monotonic clock; `load_s` how long the model was loaded."""
+        """`arrived_s` is the request's arrival, by the monotonic clock; `load_s` the time spent loading the model."""
         self.prompt_ids = list(prompt_ids)
         self.fold = AnswerFold(len(prompt_ids))
         self._token_bytes, self._arrived_s, self._load_s = token_bytes, arrived_s, load_s
@@ -198,7 +198,7 @@ class Parts:
                 yield part
 
     def make_whole(self) -> Part:
-        """The whole answer, after the last event."""
+        """Return the whole answer, after the last event."""
         return Part(
             self.fold.text,
             self.fold.thought,
@@ -208,7 +208,7 @@ class Parts:
         )
 
     def _list_calls(self, sections: Sequence[Section]) -> list[JsonObject]:
-        """The calls among sections that have ended, without one that the end of the answer has cut."""
+        """Return the calls among sections that have ended, without one that the answer's end has cut."""
         calls: list[JsonObject] = []
         for section in sections:
             if section.kind != "call":
@@ -249,7 +249,7 @@ class Parts:
 
 
 def make_piece(model: str, part: Part, body: JsonObject) -> JsonObject:
-    """A reply or a piece of one: `body` is what the route has of its own."""
+    """Make a reply or a piece of one; `body` has the route's own fields."""
     piece: JsonObject = {"model": model, "created_at": now(), **body, "done": part.end is not None}
     if part.logprobs:
         piece["logprobs"] = part.logprobs
@@ -257,7 +257,7 @@ def make_piece(model: str, part: Part, body: JsonObject) -> JsonObject:
 
 
 def to_ns(seconds: float) -> int:
-    """Seconds as whole nanoseconds."""
+    """Return seconds as whole nanoseconds."""
     return round(seconds * 1e9)
 
 

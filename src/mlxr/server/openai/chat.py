@@ -1,7 +1,7 @@
-"""The body of a chat completion, and the request that it is to the service.
+"""The body of a chat completion, its translation to the service's request, and its reply.
 
-One model serves the messages of all roles, so that a wrong one is refused with one error that names the field; what a
-role cannot have is checked here, what the conversation cannot have by the service.
+One model serves the messages of all roles, so that a wrong one is refused with one error that names the field. The
+fields of each role are checked here, the conversation as a whole by the service.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from mlxr.service.requests import ChatRequest, Ending, Message, is_unfinished
 from mlxr.service.sight import DETAILS, make_document, make_part, make_sound, read_base64, read_url
 from mlxr.service.streams import AnswerFold, Change, ReplyFold
 
-FILES = ("image_url", "input_audio", "file")  # parts that are none of text
+FILES = ("image_url", "input_audio", "file")  # parts other than text
 PART_KEYS = {
     **{kind: kind for kind in FILES},
     "text": "text",
@@ -81,7 +81,7 @@ FIELDS = {
     "prompt": "messages",
     "think": "reasoning_effort",
     "extra": "chat_template_kwargs",
-}  # the service's words for what may be wrong
+}  # the service's names of fields that may be wrong, and this dialect's
 
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -98,7 +98,7 @@ class ImageUrl(RequestModel):
 
 
 class AudioData(RequestModel):
-    """A sound in base64; its kind is told by its own first bytes."""
+    """A sound in base64; its first bytes tell its kind."""
 
     data: Text
     format: str | None = None
@@ -140,8 +140,8 @@ class ToolCallPart(RequestModel):
 
 
 class ThoughtPart(RequestModel):
-    """A piece of an earlier thought, as LiteLLM (`thinking`) or OpenRouter (`text`, `summary`) keep it; what is
-    encrypted is of no use here.
+    """A piece of an earlier thought, as LiteLLM (`thinking`) or OpenRouter (`text`, `summary`) keep it; encrypted ones
+    have no use here.
     """
 
     thinking: str | None = None
@@ -150,7 +150,7 @@ class ThoughtPart(RequestModel):
 
 
 class ChatMessage(RequestModel):
-    """One message. What the assistant thought may stand in any of the fields in which clients send it back."""
+    """One message. The assistant's thoughts may be in any of the fields in which clients send them back."""
 
     role: Role
     content: str | list[ContentPart] | None = None
@@ -167,32 +167,32 @@ class ChatMessage(RequestModel):
 
     @property
     def thought(self) -> str:
-        """Return what the assistant thought before, "" for nothing; it is the same in whichever field it stands."""
+        """The assistant's thoughts, "" for none, from whichever field has them."""
         pieces = self.thinking_blocks or self.reasoning_details or ()
         joined = "".join(piece.thinking or piece.text or piece.summary or "" for piece in pieces)
         return self.reasoning_content or self.reasoning or joined or _join(self.content, thoughts=True)
 
     @property
     def hides_all(self) -> bool:
-        """Tell whether there is nothing but thoughts that are hidden, which is no turn."""
+        """True if there are only hidden thoughts, which make no turn."""
         has_more = isinstance(self.content, list) and any(part.type in FILES for part in self.content)
         says_something = self.thought or join_text(self.content) or self.refusal or self.tool_calls or has_more
         return bool(self.thinking_blocks or self.reasoning_details) and not says_something
 
 
 def read_messages(messages: Sequence[ChatMessage]) -> list[Message]:
-    """Messages for the service; raises InvalidRequest naming the field that a role lacks or cannot have."""
+    """Return messages for the service; raises InvalidRequest naming the field that a role lacks or cannot have."""
     read = [_read_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
     return [plain for message, plain in zip(messages, read, strict=True) if not message.hides_all]
 
 
 def join_text(content: str | Sequence[ContentPart] | None) -> str:
-    """The text of a content, without thoughts in it."""
+    """Return the text of a content, without thoughts in it."""
     return (content or "") if content is None or isinstance(content, str) else _join(content, thoughts=False)
 
 
 def _join(content: str | Sequence[ContentPart] | None, *, thoughts: bool) -> str:
-    """The parts of a content that are thoughts, or those that are not."""
+    """Join the parts of a content that are thoughts, or those that are not."""
     if content is None or isinstance(content, str):
         return ""
     pieces = (part for part in content if part.type not in FILES and (part.type == "thinking") is thoughts)
@@ -200,7 +200,7 @@ def _join(content: str | Sequence[ContentPart] | None, *, thoughts: bool) -> str
 
 
 def _show_files(content: Sequence[ContentPart], field: str) -> list[JsonObject]:
-    """Texts, pictures, sounds and documents in their order."""
+    """Return texts, pictures, sounds and documents in their order."""
     parts: list[JsonObject] = []
     for index, part in enumerate(content):
         if part.file is not None and part.type == "file":
@@ -306,17 +306,17 @@ class ChatCompletionRequest(PenaltyFields):
 
     @property
     def includes_usage(self) -> bool:
-        """Tell whether a stream ends with a chunk of token counts."""
+        """True if a stream ends with a chunk of token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def list_given(self) -> dict[str, object]:
-        """The values that the request sets; a budget in `reasoning` is one of them."""
+        """Return the values that the request sets; a budget in `reasoning` is one of them."""
         nested = None if self.reasoning is None else self.reasoning.max_tokens
         given = super().list_given()
         return given if nested is None else {"thinking_budget": nested, **given}
 
     def to_request(self) -> ChatRequest:
-        """Return what the service is asked; raises InvalidRequest naming the field."""
+        """Return the service's request; raises InvalidRequest naming the field."""
         offer = read_offer(self.tools, self.tool_choice)
         effort = self.reasoning_effort or (self.reasoning.think if self.reasoning else None)
         messages = read_messages(self.messages)
@@ -336,7 +336,7 @@ class ChatCompletionRequest(PenaltyFields):
         return self.add_options(wanted, "" if self.prediction is None else join_text(self.prediction.content))
 
     def _find_ending(self, messages: Sequence[Message]) -> Ending:
-        """Return where the prompt ends: by default inside a last message of the assistant, as llama.cpp has it."""
+        """Return the kind of the prompt's end: by default inside a last message of the assistant, as in llama.cpp."""
         adds, continues = self.add_generation_prompt, self.continue_final_message
         if adds and continues:
             raise InvalidRequest("continue_final_message", "and add_generation_prompt cannot both be true")
@@ -351,7 +351,7 @@ class ChatCompletionRequest(PenaltyFields):
 
 
 class ControlRequest(RequestModel):
-    """A word to the answer that grows; `id` is that of the completion, or of its request."""
+    """A command for a growing answer; `id` is that of the completion, or of its request."""
 
     id: Text
     action: Literal["reasoning_end"]
@@ -396,7 +396,7 @@ class ChatChoice(ReplyModel):
 
 
 class VerboseReply(ReplyModel):
-    """Holds the prompt as the model read it."""
+    """The prompt as the model read it."""
 
     prompt: str
 
@@ -416,26 +416,26 @@ class ChatCompletion(ReplyModel):
 
 
 class ChatInputTokens(ReplyModel):
-    """Says how many tokens a conversation has."""
+    """The number of tokens of a conversation."""
 
     input_tokens: int
 
 
 class ControlReply(ReplyModel):
-    """Confirms that what was asked of a growing answer has been done."""
+    """A confirmation that the command for a growing answer was carried out."""
 
     success: Literal[True] = True
 
 
 def name_finish(reason: FinishReason) -> ChatFinish:
-    """OpenAI's word for how an answer ended; a cancelled one counts as cut short. Failed ones never get here."""
+    """Return OpenAI's word for an answer's end; a cancelled one counts as cut short. Failed ones never get here."""
     if reason is FinishReason.TOOL_CALLS:
         return "tool_calls"
     return "stop" if reason is FinishReason.STOP else "length"
 
 
 def render_chat(head: Head, fold: ReplyFold, token_bytes: TokenBytes | None) -> ChatCompletion:
-    """Return the reply with all answers; `token_bytes` is given where log-probabilities were asked for."""
+    """Return the reply with all answers; `token_bytes` is given if log-probabilities were asked for."""
     return ChatCompletion(
         id=head.id,
         created=head.created,
@@ -466,9 +466,8 @@ def _render_choice(index: int, answer: AnswerFold, token_bytes: TokenBytes | Non
 class ChatChunks(Chunks):
     """The chunks of a chat completion.
 
-    `opening` is the first delta of each answer. Without it that depends on what comes first: only where that is text,
-    `content` is an empty one, which some clients take for the beginning of a text; before thoughts and calls it is
-    null.
+    `opening` is the first delta of each answer. Without it, the first delta depends on the first event: `content` is ""
+    before text and null before thoughts and calls, since some clients take "" for the beginning of a text.
     """
 
     def __init__(
@@ -479,7 +478,7 @@ class ChatChunks(Chunks):
         self._opened: set[int] = set()
 
     def push(self, event: Event) -> Iterator[JsonObject]:
-        """Put an event into the fold, and make its chunks; the first of an answer says whose turn it is."""
+        """Put an event into the fold, and make its chunks; the first one of an answer names the role."""
         change = self.fold.add(event)
         if event.index not in self._opened:
             self._opened.add(event.index)
@@ -497,7 +496,7 @@ class ChatChunks(Chunks):
                 yield self.make_last_chunk(_make_choice(event.index, {}, None, name_finish(event.reason)))
 
     def make_text(self, index: int, text: str, logprobs: JsonObject | None = None) -> JsonObject:
-        """A chunk with more of the text of an answer."""
+        """Make a chunk with more text of an answer."""
         return self.make_chunk(_make_choice(index, {"content": text}, logprobs))
 
     def _describe_tokens(self, tokens: Sequence[TokenInfo]) -> JsonObject | None:
@@ -513,7 +512,7 @@ def _make_choice(
 
 
 def _open_with(event: Event) -> JsonObject:
-    """The first delta of an answer that begins with `event`."""
+    """Return the first delta of an answer that begins with `event`."""
     content = "" if isinstance(event, TextDelta | Finish) else None
     return {"role": "assistant", "content": content, "refusal": None}
 
@@ -527,7 +526,7 @@ def _describe_call(change: Change) -> JsonObject:
     return {"index": section.call, "id": section.id, "type": "function", "function": function}
 
 
-# What streams without /v1 begin with, and those that tell of the prompt before anything is known of the answer.
+# The first delta of streams without /v1, and of those that report the prompt's progress before the answer begins.
 LLAMACPP_OPENING: JsonObject = {"role": "assistant", "content": None}
 
 
@@ -561,14 +560,14 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest) 
 
 @router.post("/v1/chat/completions/control", response_model=ControlReply, responses=ERRORS)
 async def control_chat_completion(request: Request, body: ControlRequest) -> Response:
-    """Let a model that thinks answer now, as llama.cpp's server has it."""
+    """End a model's thinking so that it answers now, as in llama.cpp's server."""
     parts_of(request).activity.end_thoughts(body.id, in_flight(request).key_id, "id")
     return reply_json(ControlReply())
 
 
 @router.post("/v1/chat/completions/input_tokens", response_model=ChatInputTokens, responses=ERRORS)
 async def count_input_tokens(request: Request, body: ChatCompletionRequest) -> Response:
-    """Return how many tokens a conversation has, as `/v1/chat/completions` would read it."""
+    """Return the number of tokens of a conversation, as `/v1/chat/completions` would read it."""
     lease = await borrow(request, body.model, lora=body.shares)
     wanted = fill_chat(fit_effort(request, lease, body.to_request(), "reasoning_effort"), lease.record, body)
     with spell_fields(FIELDS):

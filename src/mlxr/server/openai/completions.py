@@ -1,4 +1,4 @@
-"""The route `POST /v1/completions`: the continuation of a text, or of several.
+"""The route `POST /v1/completions`: continues a text, or several.
 
 A reply is rendered from the fold of its events: whole (`render_completion`), or in chunks while it grows
 (`CompletionChunks`). A chunk is a completion whose choice holds the next piece.
@@ -63,19 +63,19 @@ class CompletionRequest(PenaltyFields):
 
     @property
     def includes_usage(self) -> bool:
-        """Tell whether a stream ends with a chunk of token counts."""
+        """True if a stream ends with a chunk of token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def prompts(self) -> list[Prompt]:
-        """Return the prompts one by one: text, or token ids."""
+        """The prompts one by one: text, or token ids."""
         given = self.prompt or ""
-        if isinstance(given, str) or isinstance(given[0], int):  # of a list all are, as the model has checked
+        if isinstance(given, str) or isinstance(given[0], int):  # all items have one type, as the model has checked
             return [cast("Prompt", given)]
         return cast("list[Prompt]", given)
 
     def to_request(self, prompt: Prompt) -> TextRequest:
-        """Return what the service is asked for one of the prompts; raises InvalidRequest naming the field."""
+        """Return the service's request for one of the prompts; raises InvalidRequest naming the field."""
         if self.echo and self.suffix and self.logprobs is not None:
             raise InvalidRequest("logprobs", "cannot be had with echo and suffix: the model reads another prompt then")
         wanted = TextRequest(
@@ -132,13 +132,13 @@ class TextCompletion(ReplyModel):
 
 
 def name_text_finish(reason: FinishReason) -> TextFinish:
-    """OpenAI's word for how an answer ended."""
+    """Return OpenAI's word for an answer's end."""
     return "stop" if reason is FinishReason.STOP else "length"
 
 
 @dataclass(slots=True)
 class TokenOffsets:
-    """Finds where in the text each token begins, in characters; a character that is cut counts with its last token."""
+    """Finds where each token begins in the text, in characters; a split character counts with its last token."""
 
     offset: int = 0
     _decoder: codecs.IncrementalDecoder = field(
@@ -146,7 +146,7 @@ class TokenOffsets:
     )
 
     def describe(self, tokens: Sequence[TokenInfo], token_bytes: TokenBytes) -> TextLogprobs:
-        """The next tokens in the dialect's four lists."""
+        """Return the next tokens in the dialect's four lists."""
         described = TextLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         for token in tokens:
             spelt = token_bytes(token.chosen.token_id)
@@ -160,7 +160,7 @@ class TokenOffsets:
 
 
 def _spell_top(token: TokenInfo, token_bytes: TokenBytes) -> dict[str, float]:
-    """Log-probabilities by text; of tokens that read alike, as parts of characters do, the likeliest counts."""
+    """Return log-probabilities by text; of tokens with equal text, as parts of characters, the likeliest counts."""
     spelt: dict[str, float] = {}
     for other in (*token.possible, token.chosen):
         text = token_bytes(other.token_id).decode("utf-8", "replace")
@@ -169,7 +169,7 @@ def _spell_top(token: TokenInfo, token_bytes: TokenBytes) -> dict[str, float]:
 
 
 def render_completion(head: Head, fold: ReplyFold, token_bytes: TokenBytes | None) -> TextCompletion:
-    """Return the reply with all answers; `token_bytes` is given where log-probabilities were asked for."""
+    """Return the reply with all answers; `token_bytes` is given if log-probabilities were asked for."""
     return TextCompletion(
         id=head.id,
         created=head.created,
@@ -210,7 +210,7 @@ class CompletionChunks(Chunks):
             yield self.make_last_chunk(_make_choice(event.index, "", None, name_text_finish(event.reason)))
 
     def make_text(self, index: int, text: str, logprobs: JsonObject | None = None) -> JsonObject:
-        """A chunk with more of the text of an answer."""
+        """Make a chunk with more text of an answer."""
         return self.make_chunk(_make_choice(index, text, logprobs))
 
 

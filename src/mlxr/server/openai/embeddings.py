@@ -2,9 +2,9 @@
 
 Under `/v1/embed` a request with `inputs` in place of `texts` is TEI's, and gets a list of vectors.
 
-And those that rank documents by a query, as the clients of Jina, Cohere, TEI, vLLM and llama.cpp ask. Jina's and
-llama.cpp's shape is that of `/v1/rerank`, Cohere's that of `/v2/rerank`; a request with `texts` in place of `documents`
-is TEI's, and gets a list.
+Also routes that rank documents by a query, for the clients of Jina, Cohere, TEI, vLLM and llama.cpp. `/v1/rerank` has
+the form of Jina and llama.cpp, `/v2/rerank` Cohere's; a request with `texts` in place of `documents` is TEI's, and gets
+a list.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class EmbeddingRequest(PromptFields):
 
 
 class TokenWeights(ReplyModel):
-    """The weights of a text's tokens, and which tokens these are."""
+    """The weights of a text's tokens, and the ids of these tokens."""
 
     indices: list[int]
     values: list[float]
@@ -145,7 +145,7 @@ def _spell_tokens(made: dict[int, float] | Vector) -> list[list[float]] | TokenW
 
 
 class SparseRequest(PromptFields):
-    """Turn texts into the weights of their tokens, as TEI's clients ask."""
+    """Turn texts into the weights of their tokens, for TEI's clients."""
 
     model: str | None = None
     inputs: str | Texts
@@ -155,7 +155,7 @@ class SparseRequest(PromptFields):
 
 @router.post("/v1/embed_sparse", responses=ERRORS)
 async def embed_sparse(request: Request, body: SparseRequest) -> Response:
-    """The weights of each text's tokens, for models that make them (bge-m3)."""
+    """Return the weights of each text's tokens, for models that make them (bge-m3)."""
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     lease = await borrow(request, body.model)
     made, _, headers = await embed_tokens(
@@ -166,7 +166,7 @@ async def embed_sparse(request: Request, body: SparseRequest) -> Response:
 
 
 class EmbedRequest(PromptFields):
-    """Turn texts into vectors, as Cohere's and TEI's clients ask."""
+    """Turn texts into vectors, for Cohere's and TEI's clients."""
 
     model: str | None = None
     texts: Texts | None = None
@@ -271,7 +271,7 @@ class RerankRequest(RequestModel):
 
 
 class ScoreRequest(RequestModel):
-    """Pairs of texts: one with each of several, or as many with as many. vLLM's route."""
+    """Pairs of texts: one text with each of several, or two lists of the same length. vLLM's route."""
 
     model: str | None = None
     text_1: TextOrTexts
@@ -311,7 +311,7 @@ async def rerank(request: Request, body: RerankRequest) -> Response:
 
 @router.post("/v1/score", responses=ERRORS)
 async def score(request: Request, body: ScoreRequest) -> Response:
-    """How well each second text answers the first one, from 0 to 1."""
+    """Return for each second text how well it answers the first one, from 0 to 1."""
     first, second = ([one] if isinstance(one, str) else one for one in (body.text_1, body.text_2))
     first = first * len(second) if len(first) == 1 else first
     if len(first) != len(second):
@@ -335,7 +335,7 @@ async def score(request: Request, body: ScoreRequest) -> Response:
 
 
 class ClassifyRequest(RequestModel):
-    """TextOrTexts to tell the labels of: vLLM's `input`, or TEI's `inputs`, which asks for its reply."""
+    """Texts to classify: vLLM's `input`, or TEI's `inputs`, which gets TEI's reply."""
 
     model: str | None = None
     input: TextOrTexts | None = None
@@ -346,7 +346,7 @@ class ClassifyRequest(RequestModel):
 @router.post("/v1/classify", responses=ERRORS)
 @router.post("/v1/predict", responses=ERRORS)
 async def classify(request: Request, body: ClassifyRequest) -> Response:
-    """How likely each label of a model with a classifier is for each text."""
+    """Return the probability of each label for each text, for models with a classifier."""
     given = body.inputs if body.input is None else body.input
     if given is None:
         raise InvalidRequest("input", "is missing")

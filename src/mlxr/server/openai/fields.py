@@ -1,6 +1,6 @@
 """Fields that several OpenAI requests share: sampling, our own additions, labels of the caller, and tools.
 
-Pure data: from JSON to SamplingParams and to the service's tools and choice. A field that only one value fits is
+Pure data: from JSON to SamplingParams and to the service's tools and choice. A field that allows only one value is
 declared with that value, so any other is refused by name.
 """
 
@@ -28,7 +28,7 @@ TokenId = Annotated[int, Field(ge=0, le=MAX_INT)]
 
 
 class ReasoningOptions(RequestModel):
-    """Says how much to think: an effort, or tokens. Thoughts are given as they are, never as a summary."""
+    """The amount of thinking: an effort, or tokens. Thoughts are returned in full, never as a summary."""
 
     effort: Effort | None = None
     max_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = Field(
@@ -38,12 +38,12 @@ class ReasoningOptions(RequestModel):
 
     @property
     def think(self) -> bool | str | None:
-        """The effort, or whether to think."""
+        """The effort, or True or False for thinking on or off."""
         return self.enabled if self.effort is None else self.effort
 
 
 class PromptFields(RequestModel):
-    """Says which of the model's prompts goes before each text that becomes a vector."""
+    """The choice of the model's prompt that goes before each text that becomes a vector."""
 
     prompt_name: str | None = Field(
         None, description="A prompt of the model by its name, as sentence-transformers and TEI have it."
@@ -57,25 +57,25 @@ class PromptFields(RequestModel):
 
     @property
     def prompt_choice(self) -> PromptChoice:
-        """The choice as the service takes it."""
+        """The choice in the service's form."""
         return PromptChoice(self.prompt_name, self.input_type, self.prompt)
 
 
 class StreamOptions(RequestModel):
-    """Says what a stream carries besides the answer."""
+    """The contents of a stream besides the answer."""
 
     include_usage: bool | None = None
 
 
 class AdapterShare(RequestModel):
-    """A low-rank adapter by its id in `GET /lora-adapters`, and what its update is multiplied by."""
+    """A low-rank adapter by its id in `GET /lora-adapters`, and the factor of its update."""
 
     id: Annotated[int, Field(ge=0, le=MAX_INT)]
     scale: Annotated[float, Field(ge=-1e6, le=1e6)]
 
 
 class AdapterFields(RequestModel):
-    """Says which low-rank adapters the answer has."""
+    """The choice of the low-rank adapters for the answer."""
 
     lora: Annotated[list[AdapterShare], Field(max_length=64)] | None = Field(
         None, description="Adapters and their scales; those that are not listed have none. Absent: what `model` says."
@@ -83,12 +83,12 @@ class AdapterFields(RequestModel):
 
     @property
     def shares(self) -> list[tuple[int, float]] | None:
-        """Ids of adapters and their factors; None where the request does not say."""
+        """Ids of adapters and their factors; None if the request does not say."""
         return None if self.lora is None else [(one.id, one.scale) for one in self.lora]
 
 
 class DraftFields(RequestModel):
-    """Says how much may be guessed. The answer is the same."""
+    """Limits on drafts of tokens. The answer is the same with any of them."""
 
     draft_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = Field(
         None,
@@ -98,7 +98,7 @@ class DraftFields(RequestModel):
 
 
 class SamplingFields(GrammarFields, SamplerFields, DraftFields, AdapterFields):
-    """Says what all requests for an answer have besides the sampling parameters. All but `model` are additions."""
+    """The fields of all requests for an answer besides sampling parameters. All but `model` are additions."""
 
     model: str | None = Field(None, description="Name of the model; absent: the server's default model.")
     stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None
@@ -123,7 +123,7 @@ class SamplingFields(GrammarFields, SamplerFields, DraftFields, AdapterFields):
         n: int | None = None,
         best_of: int | None = None,
     ) -> SamplingParams:
-        """Parameters for the engine; `max_tokens` is what holds where the request does not say."""
+        """Make the parameters for the engine; `max_tokens` is the default if the request does not say."""
         return SamplingParams(
             **read_params({"max_tokens": max_tokens, "temperature": 1.0}, self.list_given()),
             stop_token_ids=frozenset(self.stop_token_ids or ()),
@@ -135,7 +135,7 @@ class SamplingFields(GrammarFields, SamplerFields, DraftFields, AdapterFields):
         )
 
     def add_options(self, wanted: R, prediction: str = "") -> R:
-        """The request with what these fields ask for besides the parameters."""
+        """Return the request with the options of these fields besides the parameters."""
         return replace(
             wanted,
             cache_prompt=self.cache_prompt is not False,
@@ -221,14 +221,14 @@ class Offer:
 
 
 def make_tool(name: str, description: str | None, parameters: JsonObject | None) -> Tool:
-    """A tool of the service; without parameters it takes an empty object."""
+    """Make a tool of the service; without parameters it takes an empty object."""
     return Tool(name, description or "", parameters or {"type": "object", "properties": {}})
 
 
 def make_offer(tools: Sequence[Tool], choice: Mode | NamedTool | None, allowed: Sequence[str] | None = None) -> Offer:
     """Check tools and choice against each other; `allowed` narrows the tools to those names.
 
-    Raises InvalidRequest for names that occur twice, for choices among no tools, and for unknown names.
+    Raises InvalidRequest for names that occur twice, for a choice without tools, and for unknown names.
     """
     names = [tool.name for tool in tools]
     for index, name in enumerate(names):
@@ -245,7 +245,7 @@ def make_offer(tools: Sequence[Tool], choice: Mode | NamedTool | None, allowed: 
 
 
 def read_offer(tools: Sequence[FunctionTool] | None, choice: Mode | ObjectChoice | None) -> Offer:
-    """The offer of a chat completion."""
+    """Read the offer of a chat completion."""
     offered = [
         make_tool(tool.function.name, tool.function.description, tool.function.parameters) for tool in tools or ()
     ]

@@ -57,7 +57,7 @@ class ModelList(ReplyModel):
 
 @router.get("/v1/models", response_model=ModelList, responses=ERRORS)
 async def list_models(request: Request) -> Response:
-    """The models that requests can name, then their aliases."""
+    """Return the models that requests can name, then their aliases."""
     models = await look(request, _describe_all, parts_of(request).served)
     ids = [model.id for model in models]
     return reply_json(ModelList(data=models, first_id=ids[0] if ids else None, last_id=ids[-1] if ids else None))
@@ -65,7 +65,7 @@ async def list_models(request: Request) -> Response:
 
 @router.get("/v1/models/{model:path}", response_model=ModelReply, responses=ERRORS)
 async def get_model(request: Request, model: str) -> Response:
-    """One model by name or alias, or an adapter."""
+    """Return one model by name or alias, or an adapter."""
     return reply_json(await look(request, _find, parts_of(request).served, model))
 
 
@@ -85,14 +85,14 @@ def _describe_all(served: ServedModels) -> list[ModelReply]:
 
 
 def describe_model(record: ModelRecord, name: str | None = None) -> ModelReply:
-    """A model of the registry, under `name` where that is an alias."""
+    """Describe a model of the registry, under the alias `name` if one is given."""
     return _describe(
         name or record.short_name, record.short_name, None, record.modified_at, sorted(record.capabilities)
     )
 
 
 def describe_adapter(record: AdapterRecord, name: str | None = None) -> ModelReply:
-    """An adapter, under its own name or that by which it was asked for."""
+    """Describe an adapter, under its own name or the requested one."""
     return _describe(name or record.name, record.name, record.base, record.modified_at)
 
 
@@ -140,6 +140,6 @@ async def load(request: Request, body: LoadBody) -> Response:
 
 @adapter_router.post("/v1/unload_lora_adapter", responses=SAID)
 async def unload(request: Request, body: UnloadBody) -> Response:
-    """Forget an adapter, for new requests at once; the reply comes when no answer has it any more."""
+    """Forget an adapter, for new requests at once; the reply comes when no answer uses it any more."""
     await forget_adapter(request, body.lora_name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")

@@ -1,7 +1,7 @@
-"""What replies of the OpenAI dialect have in common: errors, token counts, times, log-probabilities, heads and streams.
+"""The common parts of OpenAI replies: errors, token counts, times, log-probabilities, heads and streams.
 
-A reply begins with its `Head`. A plain one counts what the fold of its events has; a stream is what `Chunks` make of
-the events, one by one. llama.cpp's dialect takes its counts and times from here too.
+A reply begins with its `Head`. A plain one takes its counts from the fold of its events; for a stream, `Chunks` turns
+the events into chunks, one by one. llama.cpp's dialect takes its counts and times from here too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CODES = {
 
 
 class ErrorDetail(ReplyModel):
-    """Tells an error; `param` names the field at fault. Of a prompt that is too long llama.cpp's clients read `type`,
+    """An error; `param` names the field at fault. If a prompt is too long, llama.cpp's clients read `type`,
     `n_prompt_tokens` and `n_ctx`.
     """
 
@@ -55,7 +55,7 @@ class ErrorReply(ReplyModel):
 
 
 def render_error(error: ServerError, _request_id: str = "") -> JsonObject:
-    """The body of an error; the id of the request is in the header `x-request-id` alone."""
+    """Return the body of an error; the id of the request is only in the header `x-request-id`."""
     return {
         "error": {
             "message": error.message,
@@ -68,7 +68,7 @@ def render_error(error: ServerError, _request_id: str = "") -> JsonObject:
 
 
 def name_type(error: ServerError) -> ErrorType:
-    """OpenAI's word for a kind of error, and llama.cpp's for the one that its clients look for."""
+    """Return OpenAI's word for a kind of error, or llama.cpp's for the one that its clients look for."""
     if error.code == "context_length_exceeded":
         return "exceed_context_size_error"
     if error.status == 401:
@@ -79,7 +79,7 @@ def name_type(error: ServerError) -> ErrorType:
 
 
 def name_code(error: ServerError) -> str:
-    """OpenAI's word for an error where it has one, otherwise ours."""
+    """Return OpenAI's word for an error if it has one, otherwise ours."""
     if error.code == "not_found" and error.field == "model":
         return "model_not_found"
     return _CODES.get(error.code, error.code)
@@ -89,14 +89,14 @@ TokenBytes = Callable[[int], bytes]
 
 
 class PromptTokensDetails(ReplyModel):
-    """Of the prompt's tokens, those that came from the cache."""
+    """The number of the prompt's tokens that came from the cache."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(ReplyModel):
-    """Of the answer's tokens, those of its reasoning, and those that the request's `prediction` expected; and how many
-    of the prediction's tokens were not in the answer.
+    """The numbers of the answer's tokens that are reasoning, of those that the request's `prediction` got right, and of
+    the prediction's tokens that are not in the answer.
     """
 
     reasoning_tokens: int
@@ -115,9 +115,9 @@ class UsageReply(ReplyModel):
 
 
 class TimingsReply(ReplyModel):
-    """Says where the time went (an addition to the dialect). Prompt tokens that came from the cache are `cache_n`.
+    """The times of a reply (an addition to the dialect). `cache_n` prompt tokens came from the cache.
 
-    Of `draft_n` tokens that were guessed and computed, `draft_n_accepted` were right.
+    Of `draft_n` drafted tokens that were computed, `draft_n_accepted` were right.
     """
 
     cache_n: int
@@ -172,7 +172,7 @@ def count_usage(fold: ReplyFold) -> UsageReply:
 
 
 def describe_end(fold: ReplyFold) -> TimingsReply | None:
-    """Return the times of the answers that have ended; None where the engine measured none."""
+    """Return the times of the answers that have ended; None if the engine measured none."""
     timings, cached = fold.timings, fold.cached_tokens
     if timings is None:
         return None
@@ -180,7 +180,7 @@ def describe_end(fold: ReplyFold) -> TimingsReply | None:
 
 
 def time_end(fold: ReplyFold) -> JsonObject:
-    """Return the field `timings` of a chunk that ends an answer; nothing where the engine measured none."""
+    """Return the field `timings` of a chunk that ends an answer; empty if the engine measured none."""
     timings = describe_end(fold)
     return {} if timings is None else {"timings": timings.model_dump()}
 
@@ -193,7 +193,7 @@ def time_growth(fold: ReplyFold | AnswerFold) -> JsonObject:
 
 
 def describe_progress(event: PromptProgress) -> JsonObject:
-    """The field `prompt_progress` of a chunk, as llama.cpp's server has it."""
+    """Return the field `prompt_progress` of a chunk, as in llama.cpp's server."""
     return {
         "prompt_progress": {
             "total": event.prompt_tokens,
@@ -205,7 +205,9 @@ def describe_progress(event: PromptProgress) -> JsonObject:
 
 
 def describe_timings(timings: Timings, cache_n: int, prompt_n: int, predicted_n: int) -> TimingsReply:
-    """Durations with what they were spent on: `prompt_n` computed tokens of the prompt, `predicted_n` of the answer."""
+    """Return durations and the tokens that took them: `prompt_n` computed ones of the prompt, `predicted_n` of the
+    answer.
+    """
     return TimingsReply(
         cache_n=cache_n,
         prompt_n=prompt_n,
@@ -223,7 +225,7 @@ def describe_timings(timings: Timings, cache_n: int, prompt_n: int, predicted_n:
 
 
 def spell_tokens(tokens: Sequence[TokenInfo], token_bytes: TokenBytes) -> list[JsonObject]:
-    """Log-probabilities as chat completions and Responses spell them, as the chunks of a stream hold them."""
+    """Return log-probabilities in the form of chat completions and Responses, for chunks of a stream."""
     spelt = []
     for token in tokens:
         top = [_spell_token(other, token_bytes) for other in token.possible]
@@ -232,7 +234,7 @@ def spell_tokens(tokens: Sequence[TokenInfo], token_bytes: TokenBytes) -> list[J
 
 
 def describe_tokens(tokens: Sequence[TokenInfo], token_bytes: TokenBytes) -> list[TokenLogprobReply]:
-    """The same in a whole reply."""
+    """Return the same for a whole reply."""
     return [TokenLogprobReply.model_validate(token) for token in spell_tokens(tokens, token_bytes)]
 
 
@@ -249,7 +251,7 @@ STREAMED = describe_stream(
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Identifies a reply. `model` is the name that the model was asked for by, as clients expect to see it."""
+    """The head of a reply, which identifies it. `model` is the requested name, as clients expect to see it."""
 
     id: str
     created: int
@@ -258,13 +260,13 @@ class Head:
 
     @classmethod
     def make(cls, prefix: str, lease: ModelLease, model: str | None) -> Head:
-        """The head of a new reply."""
+        """Make the head of a new reply."""
         created = int(read_clock())
         name = model or lease.record.short_name
         return cls(make_id(prefix), created, name, f"fp_{lease.record.digest[:12]}")
 
     def to_chunk(self, kind: str) -> JsonObject:
-        """Return what the chunks of a stream begin with."""
+        """Return the fields with which the chunks of a stream begin."""
         return {
             "id": self.id,
             "object": kind,
@@ -275,15 +277,15 @@ class Head:
 
 
 def token_bytes_if(wanted: bool, lease: ModelLease) -> TokenBytes | None:
-    """Return how tokens are spelt, where log-probabilities were asked for."""
+    """Return the function that spells tokens, if log-probabilities are `wanted`."""
     return lease.session.tokenizer.token_bytes if wanted else None
 
 
 def fit_effort(request: Request, lease: ModelLease, wanted: ChatRequest, field: str) -> ChatRequest:
-    """The request with an effort that the model knows; to one that has no levels, an effort stands for a budget.
+    """Return the request with an effort that the model knows; if it has no levels, the effort stands for a budget.
 
-    A model that does not think answers without, and `field`, where the effort stands, has no effect. To one that has
-    levels and always thinks, none means the lowest. A template that the request brings says itself what it knows.
+    A model that does not think answers without thoughts; the effort's `field` then counts as without effect. If a
+    model has levels and always thinks, "off" becomes the lowest level. A request with its own template is unchanged.
     """
     if wanted.chat_template is not None:
         return wanted
@@ -298,24 +300,24 @@ def fit_effort(request: Request, lease: ModelLease, wanted: ChatRequest, field: 
 
 
 def error_frame(error: ServerError) -> bytes:
-    """The last event of a stream that fails."""
+    """Return the last event of a stream that fails."""
     return sse(render_error(error))
 
 
 @dataclass(frozen=True, slots=True)
 class StreamExtras:
-    """Says what a stream tells besides the answer."""
+    """The contents of a stream besides the answer."""
 
     includes_usage: bool = False  # token counts at the end
     times_tokens: bool = False  # timings with every token
-    token_bytes: TokenBytes | None = None  # spells tokens, where log-probabilities were asked for
+    token_bytes: TokenBytes | None = None  # spells tokens, if log-probabilities were asked for
 
 
-MARK = "\0text\0"  # what a template has in place of a text; what a client names comes before it
+MARK = "\0text\0"  # in place of the text in a template; texts of clients come only before it
 
 
 class Template:
-    """A server-sent event of which only a text changes: the last value that is MARK."""
+    """A server-sent event in which only a text changes: the last value that is MARK."""
 
     __slots__ = ("_after", "_before")
 
@@ -323,7 +325,7 @@ class Template:
         self._before, _, self._after = sse(value).rpartition(encode_json(MARK))
 
     def fill(self, text: str) -> bytes:
-        """The event with `text`."""
+        """Return the event with `text`."""
         return self._before + encode_json(text) + self._after
 
 
@@ -331,16 +333,16 @@ class Chunks(ABC):
     """Makes the chunks of a stream: plain dictionaries, since there is one for every token."""
 
     def __init__(self, head: JsonObject, fold: ReplyFold, extras: StreamExtras) -> None:
-        """`head` is what all chunks begin with: id, object, created, model, system_fingerprint."""
+        """`head` has the first fields of all chunks: id, object, created, model, system_fingerprint."""
         self.fold, self.token_bytes = fold, extras.token_bytes
         self._head = {**head, "usage": None} if extras.includes_usage else head
         self._extras = extras
-        self._texts: dict[int, Template] = {}  # of answers of which a text has come
+        self._texts: dict[int, Template] = {}  # of answers whose text has begun
 
     def render(self, event: Event) -> Iterable[bytes]:
         """Put an event into the fold, and write its chunks as server-sent events.
 
-        Those of plain text differ in nothing else, so all but the first of an answer are written by a template.
+        Those of plain text differ only in the text, so all but the first of an answer are written by a template.
         """
         if not isinstance(event, TextDelta) or self.token_bytes is not None or self._extras.times_tokens:
             return map(sse, self.push(event))
@@ -353,30 +355,30 @@ class Chunks(ABC):
 
     @abstractmethod
     def make_text(self, index: int, text: str, logprobs: JsonObject | None = None) -> JsonObject:
-        """A chunk with more of the text of an answer."""
+        """Make a chunk with more text of an answer."""
 
     @abstractmethod
     def push(self, event: Event) -> Iterator[JsonObject]:
         """Put an event into the fold, and make its chunks."""
 
     def end(self) -> Iterator[JsonObject]:
-        """Make the chunk of token counts, where it was asked for."""
+        """Make the chunk of token counts, if it was asked for."""
         if self._extras.includes_usage:
             usage = count_usage(self.fold).model_dump()
             yield {**self._head, "choices": [], "usage": usage, **time_end(self.fold)}
 
     def make_chunk(self, choice: JsonObject, *, says_tokens: bool = True) -> JsonObject:
-        """A chunk in the middle of an answer."""
+        """Make a chunk in the middle of an answer."""
         timings = time_growth(self.fold) if self._extras.times_tokens and says_tokens else {}
         return {**self._head, "choices": [choice], **timings}
 
     def make_last_chunk(self, choice: JsonObject) -> JsonObject:
-        """The chunk with which an answer ends."""
+        """Make the chunk with which an answer ends."""
         return {**self._head, "choices": [choice], **({} if self._extras.includes_usage else time_end(self.fold))}
 
 
 def stream_chunks(request: Request, generations: Sequence[Generation], chunks: Chunks) -> EventStream:
-    """The reply as a stream of chunks, with the mark of the end behind the last one."""
+    """Return the reply as a stream of chunks, with the mark of the end behind the last one."""
 
     def end() -> bytes:
         return b"".join([*map(sse, chunks.end()), DONE])

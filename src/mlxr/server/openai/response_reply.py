@@ -1,4 +1,4 @@
-"""A response as OpenAI writes it: its JSON, and the typed events of its stream while it grows.
+"""Replies of OpenAI's Responses: the JSON of a response, and the typed events of its stream while it grows.
 
 The plain reply is the response that the last event carries, so both are made by one path. The sections of an answer (a
 thought, then text, then calls) become items; each is opened, grows and is closed before the next.
@@ -45,7 +45,7 @@ class OutputText(ReplyModel):
 
 
 class OutputMessage(ReplyModel):
-    """Holds what the model says to the user."""
+    """A message of the model to the user."""
 
     type: Literal["message"] = "message"
     id: str
@@ -56,14 +56,14 @@ class OutputMessage(ReplyModel):
 
 
 class OutputThought(ReplyModel):
-    """A text that the model thought."""
+    """The text of a thought."""
 
     type: Literal["reasoning_text"] = "reasoning_text"
     text: str
 
 
 class OutputReasoning(ReplyModel):
-    """Holds what the model thinks before it answers."""
+    """The model's thoughts before its answer."""
 
     type: Literal["reasoning"] = "reasoning"
     id: str
@@ -121,14 +121,14 @@ OutputItem = OutputMessage | OutputReasoning | OutputCall | OutputCustomCall | O
 
 
 class InputTokensDetails(ReplyModel):
-    """Of the input's tokens, those that came from the cache; what is written there is not counted."""
+    """The number of the input's tokens that came from the cache; those written to it are not counted."""
 
     cached_tokens: int
     cache_write_tokens: Literal[0] = 0
 
 
 class OutputTokensDetails(ReplyModel):
-    """Of the output's tokens, those of reasoning."""
+    """The number of the output's tokens that are reasoning."""
 
     reasoning_tokens: int
 
@@ -144,20 +144,20 @@ class ResponseUsage(ReplyModel):
 
 
 class ResponseFailure(ReplyModel):
-    """Says why a response failed."""
+    """The reason why a response failed."""
 
     code: str
     message: str
 
 
 class IncompleteDetails(ReplyModel):
-    """Says why a response is cut short."""
+    """The reason why a response is cut short."""
 
     reason: Literal["max_output_tokens"] = "max_output_tokens"
 
 
 class ResponseReply(ReplyModel):
-    """A response. The fields after `usage` say how it was asked for."""
+    """A response. The fields after `usage` are those of the request."""
 
     id: str
     object: Literal["response"] = "response"
@@ -213,7 +213,7 @@ _WHOLE: tuple[Kind, ...] = (
     "custom_tool_call",
     "local_shell_call",
     "tool_search_call",
-)  # what is in them is known when they are closed
+)  # their contents are known only when they are closed
 
 
 class ResponseEvents:
@@ -228,9 +228,8 @@ class ResponseEvents:
         *,
         times_tokens: bool = False,
     ) -> None:
-        """`response` is the reply as it is before the answer; `token_bytes` is given where logprobs were asked for;
-        `callees` says what calls of the model's functions are to the client; with `times_tokens` every delta has its
-        timings.
+        """`response` is the reply before the answer; `token_bytes` is given if logprobs were asked for; `callees` maps
+        the model's functions to the client's tools; with `times_tokens` every delta has its timings.
         """
         self.response, self._fold, self._callees = response, fold, callees
         self._token_bytes, self._times_tokens = token_bytes, times_tokens
@@ -258,7 +257,7 @@ class ResponseEvents:
             yield from self._grow(change.grown, event)
 
     def fail(self, code: str, message: str) -> JsonObject:
-        """The last event of a response that cannot be finished."""
+        """Return the last event of a response that cannot be finished."""
         self.response = self.response.model_copy(
             update={"status": "failed", "error": ResponseFailure(code=code, message=message), "output": self._items}
         )
@@ -282,7 +281,7 @@ class ResponseEvents:
         return place if section.kind == "call" else {**place, "content_index": 0}
 
     def _open(self, section: Section) -> Iterator[JsonObject]:
-        """The events of an item that begins, without anything in it."""
+        """Make the events of an item that begins, still empty."""
         self._ids[section.place] = make_id(_ID_PREFIXES[self._name_kind(section)])
         empty = replace(section, texts=[], tokens=[])
         item = self._make_item(empty, "in_progress", None)
@@ -304,7 +303,7 @@ class ResponseEvents:
         yield self._make(f"{_TEXT_EVENTS[kind]}.delta", **values)
 
     def _close(self, section: Section, status: Status, phase: Phase | None) -> Iterator[JsonObject]:
-        """The events of an item that ends: its whole text, its part, and the item itself."""
+        """Make the events of an item that ends: its whole text, its part, and the item itself."""
         place, part = self._place(section), self._make_part(section)
         if self._name_kind(section) in _TEXT_EVENTS:
             yield from self._end_text(section, place)
@@ -315,7 +314,7 @@ class ResponseEvents:
         self._items.append(item)
 
     def _end_text(self, section: Section, place: JsonObject) -> Iterator[JsonObject]:
-        """The whole text of an item, or the arguments or the input of a call."""
+        """Make the event with the whole text of an item, or the arguments or the input of a call."""
         kind = self._name_kind(section)
         event = _TEXT_EVENTS[kind]
         done: JsonObject = {"text": section.text}
@@ -329,14 +328,14 @@ class ResponseEvents:
         yield self._make(f"{event}.done", **place, **done)
 
     def _find_callee(self, section: Section) -> Callee:
-        """Return what a call is to the client."""
+        """Return the client's tool for a call."""
         return self._callees.get(section.name) or Callee("function_call", section.name, None)
 
     def _spell_tokens(self, tokens: Sequence[TokenInfo]) -> list[JsonObject]:
         return [] if self._token_bytes is None else spell_tokens(tokens, self._token_bytes)
 
     def _make_part(self, section: Section) -> OutputText | OutputThought | None:
-        """The content of a message or a thought; a call has none."""
+        """Return the content of a message or a thought; a call has none."""
         if section.kind == "call":
             return None
         if section.kind == "thought":
@@ -368,7 +367,7 @@ class ResponseEvents:
     def _finish(self, last: Section | None, event: Finish) -> Iterator[JsonObject]:
         is_whole = event.reason in (FinishReason.STOP, FinishReason.TOOL_CALLS)
         status: Status = "completed" if is_whole else "incomplete"
-        if last is None:  # a response says something, and be it nothing
+        if last is None:  # a response has at least one item, even an empty one
             last = Section("text", 0)
             yield from self._open(last)
         yield from self._close(last, status, "final_answer" if is_whole else None)

@@ -1,7 +1,8 @@
-"""The `tools` of Responses: whatever the client runs is a function to the model, and a call of its own kind back.
+"""The body of Responses: its tools, its input items, and their translation to the service's request.
 
-A `custom` tool takes a text and `local_shell` a command; to the model both are functions like any other. Functions in a
-`namespace` get its name before theirs. Tools that only the service itself has are left out.
+The model sees all tools that the client runs as functions; their calls go back to the client in the tool's own kind. A
+`custom` tool takes a text and `local_shell` a command. Functions in a `namespace` get its name before theirs. Tools of
+OpenAI's own service are left out.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class TextInput(RequestModel):
 
 
 class GrammarInput(RequestModel):
-    """Text of a grammar, which the model is told and which is not enforced."""
+    """A custom tool takes text of a grammar, which is told to the model but not enforced."""
 
     type: Literal["grammar"]
     syntax: Literal["lark", "regex"]
@@ -79,7 +80,7 @@ class CustomTool(RequestModel):
 
 
 class LocalShell(RequestModel):
-    """A command line of the client's."""
+    """A command line that the client runs."""
 
     type: Literal["local_shell"]
 
@@ -103,7 +104,7 @@ class ToolSearch(RequestModel):
 
 
 class ServiceTool(RequestModel):
-    """A tool that only the service itself has, such as a search of the web: left out among others, refused alone."""
+    """A tool of OpenAI's service alone, such as a web search: left out among other tools, refused if it is alone."""
 
     type: Text
 
@@ -136,7 +137,7 @@ class OneChoice(RequestModel):
 
 
 class AllowedTool(RequestModel):
-    """One of the tools that may be called; what is no function or custom tool does not count."""
+    """One of the tools that may be called; only function and custom tools count."""
 
     type: Text
     name: str | None = None
@@ -156,7 +157,7 @@ ResponseToolChoice = Mode | Annotated[OneChoice | AllowedChoice, Field(discrimin
 
 @dataclass(frozen=True, slots=True)
 class Callee:
-    """Says what a call of a function of the model's is to the client."""
+    """The client's tool behind a function of the model."""
 
     kind: CallKind
     name: str
@@ -165,7 +166,7 @@ class Callee:
 
 @dataclass(slots=True)
 class ToolTable:
-    """The model's functions, and what their calls are to the client."""
+    """The model's functions, and the client's tools behind them."""
 
     tools: list[Tool] = field(default_factory=list)
     callees: dict[str, Callee] = field(default_factory=dict)
@@ -195,9 +196,9 @@ class ToolTable:
 
 
 def read_tools(tools: Sequence[ResponseTool] | None, loaded: Sequence[ResponseTool] = ()) -> ToolTable:
-    """The tools for the model: those of the request, and those that the conversation has `loaded` since, once each.
+    """Return the tools for the model: those of the request, and those that the conversation has `loaded`, once each.
 
-    Raises InvalidRequest where only the service itself has what was asked for.
+    Raises InvalidRequest if the request only has tools of OpenAI's service.
     """
     table = ToolTable()
     for tool in tools or ():
@@ -213,12 +214,12 @@ def read_tools(tools: Sequence[ResponseTool] | None, loaded: Sequence[ResponseTo
 
 
 def list_left_out(tools: Sequence[ResponseTool] | None) -> Iterator[str]:
-    """The names of tools that the model is not offered, as the header has them."""
+    """Yield the names of tools that the model does not get, for the header."""
     return (f"tools[].{tool.type}" for tool in tools or () if isinstance(tool, ServiceTool))
 
 
 def read_offer(table: ToolTable, choice: ResponseToolChoice | None) -> Offer:
-    """The tools and the choice among them; raises InvalidRequest where they do not fit."""
+    """Return the tools and the choice among them; raises InvalidRequest if they do not fit."""
     match choice:
         case OneChoice():
             return make_offer(table.tools, NamedTool(qualify(choice.namespace, choice.name)))
@@ -230,20 +231,20 @@ def read_offer(table: ToolTable, choice: ResponseToolChoice | None) -> Offer:
 
 
 def qualify(namespace: str | None, name: str) -> str:
-    """The model's name for a tool of a namespace."""
+    """Return the model's name for a tool of a namespace."""
     if not namespace:
         return name
     return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
 
 
 def read_text(arguments: str) -> str:
-    """The text that a custom tool is called with; what is cut short stands for itself."""
+    """Return the text of a custom tool's call; arguments that are cut short are returned unchanged."""
     text = read_arguments(arguments).get("input")
     return text if isinstance(text, str) else arguments
 
 
 def read_command(arguments: str) -> JsonObject:
-    """Return what `local_shell` is called with; an empty command where the answer ended within."""
+    """Return the action of a call of `local_shell`; an empty command if the answer ended within it."""
     read = read_arguments(arguments)
     return {
         "type": "exec",
@@ -256,7 +257,7 @@ def read_command(arguments: str) -> JsonObject:
 
 
 def read_arguments(arguments: str) -> JsonObject:
-    """The arguments of a call as an object; an empty one for what is cut short."""
+    """Return the arguments of a call as an object; an empty one if they are cut short."""
     try:
         value = json.loads(arguments)
     except ValueError:
@@ -271,7 +272,7 @@ def _describe_custom(tool: CustomTool) -> str:
     return f"{description}\n\nThe input is text of this {tool.format.syntax} grammar:\n{tool.format.definition}".strip()
 
 
-# Items of earlier answers that tell of what only the service itself can do or read.
+# Items of earlier answers about actions and contents of OpenAI's service alone.
 FOREIGN_ITEMS = (
     "web_search_call",
     "file_search_call",
@@ -331,7 +332,7 @@ class MessageItem(RequestModel):
     content: str | list[Part]
 
     def list_parts(self) -> list[JsonObject]:
-        """The content as the parts of an input."""
+        """Return the content as the parts of an input."""
         if isinstance(self.content, str):
             return [{"type": "input_text", "text": self.content}]
         return [part.model_dump(exclude_none=True) for part in self.content]
@@ -347,9 +348,9 @@ class FunctionCallItem(RequestModel):
     namespace: str | None = None
 
     def to_call(self, field: str) -> JsonObject:
-        """The call for the service; raises InvalidRequest for arguments that are none."""
+        """Return the call for the service; raises InvalidRequest for malformed arguments."""
         given, place = self.arguments, f"{field}.arguments"
-        parse_arguments(given, place)  # here the item still has its number
+        parse_arguments(given, place)  # checked here, where the item's number is known
         text = given if isinstance(given, str) else dump_json(given, place)
         return describe_call(self.call_id, qualify(self.namespace, self.name), text)
 
@@ -364,7 +365,7 @@ class CustomCallItem(RequestModel):
     namespace: str | None = None
 
     def to_call(self, field: str) -> JsonObject:
-        """The item as a call of a tool, as the service reads it."""
+        """Return the item as a call of a tool, for the service."""
         arguments = dump_json({"input": self.input}, f"{field}.input")
         return describe_call(self.call_id, qualify(self.namespace, self.name), arguments)
 
@@ -385,7 +386,7 @@ class ShellCallItem(RequestModel):
     action: ShellAction
 
     def to_call(self, field: str) -> JsonObject:
-        """The item as a call of a tool, as the service reads it."""
+        """Return the item as a call of a tool, for the service."""
         arguments = dump_json(self.action.model_dump(exclude_none=True), f"{field}.action")
         return describe_call(self.call_id, LOCAL_SHELL, arguments)
 
@@ -398,7 +399,7 @@ class SearchCallItem(RequestModel):
     arguments: JsonObject = Field(default_factory=dict)
 
     def to_call(self, field: str) -> JsonObject:
-        """The item as a call of a tool, as the service reads it."""
+        """Return the item as a call of a tool, for the service."""
         return describe_call(self.call_id, TOOL_SEARCH, dump_json(self.arguments, f"{field}.arguments"))
 
 
@@ -423,7 +424,7 @@ class MoreToolsItem(RequestModel):
 
 
 class OutputItem(RequestModel):
-    """An item of the input that holds what a call gave."""
+    """An item of the input with the result of a call."""
 
     type: Literal["function_call_output", "custom_tool_call_output", "local_shell_call_output"]
     call_id: Text = Field(validation_alias=AliasChoices("call_id", "id"))
@@ -444,7 +445,7 @@ class ForeignItem(RequestModel):
 
 
 class ReasoningItem(RequestModel):
-    """Holds what the assistant thought earlier. Thoughts travel in the open here."""
+    """An earlier thought of the assistant. Thoughts are not encrypted here."""
 
     type: Literal["reasoning"]
     summary: list[ReasoningText] | None = None
@@ -452,24 +453,24 @@ class ReasoningItem(RequestModel):
 
     @property
     def thought(self) -> str:
-        """The text of the item, else its summary; empty where the thoughts are hidden, or were none."""
+        """The text of the item, else its summary; empty if the thoughts are hidden, or there are none."""
         texts = ("".join(part.text for part in parts or ()) for parts in (self.content, self.summary))
         return next((text for text in texts if text.strip()), "")
 
 
 class CompactionItem(RequestModel):
-    """A summary that stands for what was said before, as `/v1/responses/compact` gives it."""
+    """A summary in place of the earlier conversation, from `/v1/responses/compact`."""
 
     type: Literal["compaction"]
     encrypted_content: str
 
     @staticmethod
     def close(summary: str) -> str:
-        """Return a summary as clients carry it; it is not secret."""
+        """Return a summary in the form that clients send back; it is not secret."""
         return _SUMMARY_MARK + b64encode(summary.encode()).decode()
 
     def read(self, field: str) -> str:
-        """The text that the model reads; raises InvalidRequest for a summary that another service has encrypted."""
+        """Return the text for the model; raises InvalidRequest if another service has encrypted the summary."""
         mark, _, data = self.encrypted_content.rpartition(":")
         try:
             if f"{mark}:" != _SUMMARY_MARK:
@@ -485,7 +486,7 @@ OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output", "local_s
 
 
 def _name_kind(item: object) -> str:
-    """Return what kind of item a JSON value is; a message may leave its type out."""
+    """Return the kind of item of a JSON value; a message may leave its type out."""
     kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
     if kind in FOREIGN_ITEMS:
         return "foreign"
@@ -515,7 +516,7 @@ CallItem = FunctionCallItem | CustomCallItem | ShellCallItem | SearchCallItem
 
 
 def list_items(given: str | Sequence[InputItem]) -> list[InputItem]:
-    """An input as items."""
+    """Return an input as items."""
     return [MessageItem(role="user", content=given)] if isinstance(given, str) else list(given)
 
 
@@ -525,23 +526,23 @@ def _adapter() -> TypeAdapter[list[InputItem]]:
 
 
 def list_loaded(items: Sequence[InputItem]) -> list[ResponseTool]:
-    """The tools that came with the conversation."""
+    """Return the tools that came with the conversation."""
     return [tool for item in items if isinstance(item, SearchOutputItem | MoreToolsItem) for tool in item.tools]
 
 
 def read_items(items: Sequence[JsonObject]) -> list[InputItem]:
-    """The output of a response as a later request would send it back."""
+    """Read the output of a response as if a later request sent it back."""
     return _adapter().validate_python(items)
 
 
 def dump_items(items: Sequence[InputItem]) -> str:
-    """Items as JSON that `read_items` understands."""
+    """Return items as JSON that `read_items` understands."""
     return _adapter().dump_json(list(items), exclude_none=True).decode()
 
 
 def read_input(instructions: str | None, items: Sequence[InputItem], first: int = 0) -> list[Message]:
-    """Messages for the service; raises InvalidRequest naming the item that does not fit. The input of the request
-    itself begins with number `first`.
+    """Return messages for the service; raises InvalidRequest naming the item that does not fit. The input of the
+    request itself begins with number `first`.
     """
     messages: list[dict[str, object]] = []
     if instructions:
@@ -574,7 +575,7 @@ def read_input(instructions: str | None, items: Sequence[InputItem], first: int 
 
 
 def _begins_turn(turn: dict[str, object], item: MessageItem | CallItem | ReasoningItem) -> bool:
-    """Tell whether the turn so far is over: nobody thinks after calling, and a message has one text."""
+    """Return True if the item begins a new turn: a turn has no thought after a call, and only one text."""
     if isinstance(item, ReasoningItem):
         return bool(turn["content"]) or "tool_calls" in turn
     return isinstance(item, MessageItem) and (bool(turn["content"]) or "tool_calls" in turn)
@@ -592,7 +593,7 @@ def _add_to_turn(turn: dict[str, object], item: MessageItem | CallItem | Reasoni
 
 
 def _join(content: str | Sequence[Part], field: str) -> str | list[JsonObject]:
-    """The text of a content; with pictures or documents all of its parts."""
+    """Return the text of a content, or all of its parts if it has pictures or documents."""
     if isinstance(content, str):
         return content
     parts: list[JsonObject] = []
@@ -613,7 +614,7 @@ def _join(content: str | Sequence[Part], field: str) -> str | list[JsonObject]:
 
 
 class TextConfig(RequestModel):
-    """Says what the text must look like."""
+    """The form of the answer's text."""
 
     format: FlatFormat | None = None
 
@@ -650,23 +651,23 @@ class ResponseRequest(ResponsesParameters, SamplingFields):
 
     @property
     def wants_logprobs(self) -> bool:
-        """Tell whether log-probabilities were asked for."""
+        """True if log-probabilities were asked for."""
         return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
 
     def list_given(self) -> dict[str, object]:
-        """The values that the request sets; a budget in `reasoning` is one of them."""
+        """Return the values that the request sets; a budget in `reasoning` is one of them."""
         nested = None if self.reasoning is None else self.reasoning.max_tokens
         given = super().list_given()
         return given if nested is None else {"thinking_budget": nested, **given}
 
     def list_left_out(self) -> Iterator[str]:
-        """Tools of the service, and items that are of no use here."""
+        """Yield tools of OpenAI's service, and items that have no use here."""
         yield from super().list_left_out()
         yield from list_left_out(self.tools)
         yield from (f"input[].{item.type}" for item in list_items(self.input) if isinstance(item, ForeignItem))
 
     def to_request(self, history: Sequence[InputItem] = (), given: Sequence[InputItem] | None = None) -> ChatRequest:
-        """Return what the service is asked, with `history` before the input, or before `given` in its place.
+        """Return the service's request, with `history` before the input, or before `given` in its place.
 
         Raises InvalidRequest naming the field.
         """

@@ -1,7 +1,7 @@
-"""POST /v1/responses, what is kept of its answers, tokens of inputs, and summaries in place of conversations.
+"""POST /v1/responses, the store of its answers, token counts of inputs, and summaries in place of conversations.
 
-Responses that are to be kept stay for a while, as what they were asked and what they said, so that a later request can
-go on from them: in memory, or in a file that outlives the server.
+Kept responses stay for a while with their input and output, so that a later request can continue them: in memory, or in
+a file that outlives the server.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ FIELDS = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "think": "reasoning",
-}  # the service's words for what may be wrong
+}  # the service's names of fields that may be wrong, and this dialect's
 
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
-APPLICATION_ID = 0x6D6C7852  # of our file, by which no other one is taken for it
+APPLICATION_ID = 0x6D6C7852  # marks the file as ours
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (id TEXT PRIMARY KEY, owner TEXT, before TEXT, used INTEGER NOT NULL,
   bytes INTEGER NOT NULL, response TEXT NOT NULL, input TEXT NOT NULL, output TEXT NOT NULL);
@@ -73,11 +73,11 @@ CREATE TABLE IF NOT EXISTS items (id TEXT PRIMARY KEY, item TEXT NOT NULL,
 CREATE INDEX IF NOT EXISTS by_response ON items (response);
 """
 PATIENCE_S, WAIT_S, CLOSE_S = 10.0, 5.0, 5.0
-MAX_WAITING = 256  # reads and writes; what is beyond is not kept
+MAX_WAITING = 256  # reads and writes; with more, responses are not kept
 
 
 class ResponseStore:
-    """Responses by id, in a database of SQLite that one thread of its own reads and writes in the order of requests.
+    """Responses by id, in an SQLite database that its own thread reads and writes in the order of requests.
 
     They take `max_bytes` as JSON; the least recently used are forgotten first. `path` is the file, None for memory.
     Raises SettingError for a file that is not ours or cannot be opened.
@@ -96,7 +96,7 @@ class ResponseStore:
 
     @property
     def is_on(self) -> bool:
-        """Tell whether anything is kept."""
+        """True if responses are kept at all."""
         return self._max_bytes > 0
 
     def keep(self, owner: str | None, response: ResponseReply, given: Sequence[InputItem]) -> None:
@@ -104,15 +104,15 @@ class ResponseStore:
         self._threads.submit(self._try_to_keep, owner, response, given)
 
     async def find(self, owner: str | None, response_id: str) -> str:
-        """The JSON of a response of this owner; raises ServerError 404."""
+        """Return the JSON of a response of this owner; raises ServerError 404."""
         return await self._ask(partial(self._find, owner, response_id, "response"))
 
     async def find_history(self, owner: str | None, response_id: str) -> list[InputItem]:
-        """All that was said until the end of a response; raises ServerError 400 where a part is not there."""
+        """Return the whole conversation up to the end of a response; raises ServerError 400 if a part is missing."""
         return await self._ask(partial(self._find_history, owner, response_id))
 
     async def find_item(self, owner: str | None, item: ReferenceItem) -> InputItem:
-        """The item of the output of a response of this owner, or `item` where there is none."""
+        """Return the item of the output of a response of this owner, or `item` if there is none."""
         return await self._ask(partial(self._find_item, owner, item))
 
     async def delete(self, owner: str | None, response_id: str) -> None:
@@ -120,7 +120,7 @@ class ResponseStore:
         await self._ask(partial(self._delete, owner, response_id))
 
     async def stop(self) -> None:
-        """Write what was to be kept, as far as the disk is not slow, and close the file."""
+        """Write waiting responses, unless the disk is too slow, and close the file."""
         with suppress(TimeoutError, MlxrError):
             await asyncio.wait_for(self._threads.run(self._db.close), CLOSE_S)
         self._threads.stop()
@@ -153,7 +153,7 @@ class ResponseStore:
                 self._db.execute("DELETE FROM responses WHERE id = (SELECT id FROM responses ORDER BY used LIMIT 1)")
 
     def _find(self, owner: str | None, response_id: str, columns: str) -> str:
-        """`columns` of a response as they stand in the file, which is then the last one that was used."""
+        """Return `columns` of a response as they are in the file, and note that it was used now."""
         query = f"SELECT {columns} FROM responses WHERE id = ? AND owner IS ?"
         row = self._db.execute(query, (response_id, owner)).fetchone()
         if row is None:
@@ -167,7 +167,7 @@ class ResponseStore:
         turns: list[list[JsonObject]] = []
         following: str | None = response_id
         while following is not None:
-            try:  # the earliest is touched last: it goes after its followers
+            try:  # the earliest turn is touched last, so it is forgotten after its followers
                 turn = self._find(owner, following, "json_array(json(input), json(output), before)")
             except ServerError as error:
                 field = "previous_response_id"
@@ -193,7 +193,7 @@ _NEXT = "(SELECT coalesce(max(used), 0) + 1 FROM responses)"
 
 
 def _open_database(path: str | Path | None) -> sqlite3.Connection:
-    """The database of kept responses, made where there is none; only its owner may read the file."""
+    """Open the database of kept responses, made if there is none; only its owner may read the file."""
     if path is not None:
         with closing(os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, stat.S_IRUSR | stat.S_IWUSR), "rb")):
             pass
@@ -220,7 +220,7 @@ def _open_database(path: str | Path | None) -> sqlite3.Connection:
 
 
 class Deleted(ReplyModel):
-    """A response that is kept no longer."""
+    """A confirmation that a response is no longer kept."""
 
     id: str
     object: Literal["response"] = "response"
@@ -228,14 +228,14 @@ class Deleted(ReplyModel):
 
 
 class InputTokens(ReplyModel):
-    """Says how many tokens an input has."""
+    """The number of tokens of an input."""
 
     object: Literal["response.input_tokens"] = "response.input_tokens"
     input_tokens: int
 
 
 class CompactedMessage(ReplyModel):
-    """A message of the conversation that stays as it was."""
+    """A message of the conversation that stays unchanged."""
 
     type: Literal["message"] = "message"
     id: str
@@ -245,7 +245,7 @@ class CompactedMessage(ReplyModel):
 
 
 class CompactionReply(ReplyModel):
-    """Stands for all that was said, as a summary."""
+    """A summary in place of the whole conversation."""
 
     type: Literal["compaction"] = "compaction"
     id: str
@@ -253,7 +253,7 @@ class CompactionReply(ReplyModel):
 
 
 class CompactedReply(ReplyModel):
-    """A conversation made short: messages that stay, and a summary."""
+    """A compacted conversation: messages that stay, and a summary."""
 
     id: str
     object: Literal["response.compaction"] = "response.compaction"
@@ -262,7 +262,7 @@ class CompactedReply(ReplyModel):
     usage: ResponseUsage
 
 
-SUMMARY_SHARE = 4  # of the context that a summary may take: one in so many
+SUMMARY_SHARE = 4  # a summary may take a quarter of the context
 SUMMARISE = (
     "Summarise our conversation so far for whoever continues it without having seen it: what was asked, what was done "
     "and found, names of files and values that matter, decisions, and what is still to do. Write only the summary."
@@ -271,7 +271,7 @@ SUMMARISE = (
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request with what is kept for it: items of earlier ones and its own, and all that the model is asked."""
+    """A request: its own items, those of earlier responses, and the service's request made of both."""
 
     store: ResponseStore
     owner: str | None
@@ -282,7 +282,7 @@ class Asked:
 
     @classmethod
     async def read(cls, request: Request, body: ResponseRequest) -> Asked:
-        """Raises ServerError for an earlier response that is not there, InvalidRequest naming the field otherwise."""
+        """Read a request. Raises ServerError for a missing earlier response, else InvalidRequest naming the field."""
         store, owner = parts_of(request).responses, in_flight(request).key_id
         before = body.previous_response_id
         history = [] if before is None else await store.find_history(owner, before)
@@ -294,7 +294,7 @@ class Asked:
         return cls(store, owner, history, items, body.to_request(history, items), callees)
 
     async def fit(self, request: Request, lease: ModelLease, body: ResponseRequest) -> ChatRequest:
-        """Return what the model is asked, with what it brings along, and shorter where the request lets it be cut."""
+        """Return the service's request with the model's own parameters, cut if it is too long and allows that."""
         wanted = fill_chat(fit_effort(request, lease, self.wanted, "reasoning.effort"), lease.record, body)
         return await lease.session.run(drop_oldest, lease.session, wanted) if body.truncation == "auto" else wanted
 
@@ -329,7 +329,7 @@ async def create_response(request: Request, body: ResponseRequest) -> Response:
 
 @router.post("/v1/responses/input_tokens", response_model=InputTokens, responses=ERRORS)
 async def count_input_tokens(request: Request, body: ResponseRequest) -> Response:
-    """Return how many tokens an input has, as `/v1/responses` would read it."""
+    """Return the number of tokens of an input, as `/v1/responses` would read it."""
     asked = await Asked.read(request, body)
     lease = await borrow(request, body.model, lora=body.shares)
     with spell_fields(FIELDS):
@@ -339,7 +339,7 @@ async def count_input_tokens(request: Request, body: ResponseRequest) -> Respons
 
 @router.post("/v1/responses/compact", response_model=CompactedReply, responses=ERRORS)
 async def compact(request: Request, body: ResponseRequest) -> Response:
-    """Return a conversation made short: what user and system said, and a summary of all, which the model writes.
+    """Compact a conversation to the messages of user and system, and a summary of all, which the model writes.
 
     The next request sends these items in place of the conversation.
     """
@@ -371,7 +371,7 @@ async def compact(request: Request, body: ResponseRequest) -> Response:
 
 @router.get("/v1/responses/{response_id}", response_model=ResponseReply, responses=ERRORS)
 async def get_response(request: Request, response_id: str) -> Response:
-    """A response that is kept."""
+    """Return a response that is kept."""
     text = await parts_of(request).responses.find(in_flight(request).key_id, response_id)
     return Response(text, media_type="application/json")
 
@@ -384,7 +384,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
 
 
 def begin_response(body: ResponseRequest, head: Head, *, is_kept: bool = False) -> ResponseReply:
-    """The response before there is an answer: what was asked for, with defaults filled in."""
+    """Return the response before there is an answer: the request's fields, with defaults filled in."""
     text: JsonObject = {"format": {"type": "text"}, "verbosity": "medium"}
     if body.text is not None and body.text.format is not None:
         text["format"] = body.text.format.model_dump(by_alias=True, exclude_none=True)

@@ -1,7 +1,7 @@
-"""The routes `POST /v1/audio/transcriptions` and `/v1/audio/translations`: what a model that hears says of a sound.
+"""The routes `POST /v1/audio/transcriptions` and `/v1/audio/translations`, for models that hear.
 
-The body is a form, as OpenAI's clients send it. A sound is cut where 30 s are over, which is what a model hears at
-once; each piece is a conversation of its own, and so a segment of `verbose_json` whose times are those of the cuts.
+The body is a form, as OpenAI's clients send it. A sound is cut into pieces of 30 s, the most that a model hears at
+once. Each piece is a conversation of its own, and a segment of `verbose_json` whose times are those of the cuts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TranscriptionRequest(RequestModel):
     timestamp_granularities: Literal["segment"] | None = Field(None, alias="timestamp_granularities[]")
 
     def instruct(self, task: str) -> str:
-        """What the model is told to do with each piece."""
+        """Return the instruction to the model for each piece."""
         words = TASKS[task]
         if self.language and task == "transcribe":
             words += f" Their language is {self.language}."
@@ -67,7 +67,7 @@ class AudioUsage(ReplyModel):
 
 
 class SegmentReply(ReplyModel):
-    """What is said in a piece of a sound; its times are those at which it was cut."""
+    """The text of a piece of a sound; its times are those at which the sound was cut."""
 
     id: int
     start: float
@@ -77,7 +77,7 @@ class SegmentReply(ReplyModel):
 
 
 class Transcription(ReplyModel):
-    """What is said in a sound; all but `text` and `usage` are those of `verbose_json`."""
+    """The text of a sound; all fields but `text` and `usage` are those of `verbose_json`."""
 
     text: str
     task: Literal["transcribe", "translate"] | None = optional()
@@ -101,7 +101,7 @@ _BODY = {"requestBody": {"required": True, "content": {"multipart/form-data": {"
 @router.post("/v1/audio/transcriptions", response_model=Transcription, responses=ERRORS, openapi_extra=_BODY)
 @router.post("/v1/audio/translations", response_model=Transcription, responses=ERRORS, openapi_extra=_BODY)
 async def transcribe(request: Request) -> Response:
-    """Tell what is said in a sound, in its own words or in English ones."""
+    """Write down the words of a sound, in their own language or in English."""
     read = partial(read_form, request.headers.get("content-type", ""))
     body, ignored = await parts_of(request).work.bodies.take(request, read, is_json=False)
     note_ignored(request, ignored)
@@ -154,7 +154,7 @@ async def transcribe(request: Request) -> Response:
 
 
 def read_form(content_type: str, data: bytearray) -> tuple[TranscriptionRequest, list[str]]:
-    """The fields of a form, and the names of those without effect. Raises ServerError for what is none."""
+    """Return the fields of a form, and the names of those without effect. Raises ServerError if it is none."""
     fields = split_form(content_type, bytes(data))
     values: dict[str, object] = {}
     for name, value in fields.items():
@@ -175,7 +175,7 @@ def read_form(content_type: str, data: bytearray) -> tuple[TranscriptionRequest,
 
 
 def split_form(content_type: str, data: bytes) -> Mapping[str, bytes]:
-    """The fields of a body `multipart/form-data` (RFC 7578), the first of each name. Raises ServerError."""
+    """Return the fields of a body `multipart/form-data` (RFC 7578), the first of each name. Raises ServerError."""
     header = Message()
     header["content-type"] = content_type
     boundary = header.get_param("boundary")
