@@ -32,7 +32,7 @@ from typing import TypedDict
 
 
 class ModelKeywords(TypedDict, total=False):
-    """What may be given for each row of `ModelSettings`; None leaves the choice to the environment and the defaults."""
+    """A value for each row of `ModelSettings`; None leaves the choice to the environment and the defaults."""
 
 '''
 

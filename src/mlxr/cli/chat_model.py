@@ -287,5 +287,5 @@ class ChatModel(Closes):
         return self.name
 
     def close(self) -> None:
-        """Close the model."""
+        """Close the model and its engine."""
         self._stack.close()

@@ -369,7 +369,7 @@ class RemoteModel(Closes):
         return RemoteStream(response)
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection to the server."""
         self._client.close()
 
 
@@ -414,7 +414,7 @@ class RemoteStream(Closes):
                 connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection to the server."""
         self._events.close()
         self._response.close()
 

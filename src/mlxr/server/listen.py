@@ -96,7 +96,7 @@ class Connections:
             self._open[connection] = None
 
     def leave(self, connection: TimedProtocol) -> None:
-        """Remove a connection."""
+        """Remove a connection that ended."""
         self._open.pop(connection, None)
 
 
@@ -140,7 +140,7 @@ class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop waiting."""
+        """Stop waiting for a head or a body."""
         self._counted.leave(self)
         self._rest()
         super().connection_lost(exc)

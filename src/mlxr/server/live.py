@@ -519,7 +519,7 @@ class Hub:
                 watcher.close()
 
     def _drop(self, sessions: Iterable[Session]) -> None:
-        """Stop watching engines."""
+        """Stop watching the engines' steps."""
         for session in sessions:
             task = asyncio.create_task(_end(self._channels.pop(session)))
             self._ending.add(task)

@@ -411,7 +411,7 @@ class ToolServers:
         return await asyncio.shield(opening)
 
     async def stop(self) -> None:
-        """End all connections."""
+        """End all connections to servers."""
         await asyncio.gather(*map(self._close, self._open.values()))
 
     async def _close(self, opening: asyncio.Task[Connection]) -> None:

@@ -108,7 +108,7 @@ class VectorStore(Closes):
         return {digest for (digest,) in self._db.execute("SELECT digest FROM vectors")}
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file of the index."""
         self._db.close()
 
     def delete(self) -> None:

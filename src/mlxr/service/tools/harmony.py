@@ -171,7 +171,7 @@ class HarmonyParser(CallParser):
         self._found.append(Thought(text) if self._body is _Body.THOUGHT else text)
 
     def _close(self) -> None:
-        """End the message."""
+        """End the message that is read."""
         if self._body is _Body.THOUGHT and not self._is_new:
             self._found.append(Thought(""))
         self._body, self._is_bare = None, True
