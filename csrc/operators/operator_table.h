@@ -411,6 +411,7 @@ extern "C" {  // as far as the tiers are compiled
 const mlxr::OperatorTable* mlxr_operators_portable() noexcept;
 const mlxr::OperatorTable* mlxr_operators_avx2() noexcept;
 const mlxr::OperatorTable* mlxr_operators_avx512() noexcept;
+const mlxr::OperatorTable* mlxr_operators_avx512bf16() noexcept;
 const mlxr::OperatorTable* mlxr_operators_neon() noexcept;
 const mlxr::OperatorTable* mlxr_operators_amx() noexcept;
 }

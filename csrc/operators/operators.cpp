@@ -1,6 +1,10 @@
 // The operators of one tier: compiled once per instruction set (MLXR_TIER), see operator_table.h. Knows
 // neither Python nor threads; everything has internal linkage but the one function that hands out the table.
 #include "operators/operator_table.h"
+#if defined(MLXR_TIER_avx512bf16)
+#include "probe/probe_table.h"
+#include "runtime/kernel_table.h"
+#endif
 
 #include "operators/operators_lanes.inc"
 // The bodies, written once against the lanes.
@@ -68,3 +72,20 @@ constexpr mlxr::OperatorTable kTable{
 extern "C" const mlxr::OperatorTable* MLXR_JOIN(mlxr_operators_, MLXR_TIER)() noexcept {
     return &kTable;
 }
+
+#if defined(MLXR_TIER_avx512bf16)  // this source is all that it has of its own
+
+extern "C" const mlxr::KernelTable* mlxr_kernels_avx512bf16() noexcept {
+    static const mlxr::KernelTable kKernels = [] {
+        mlxr::KernelTable table = *mlxr_kernels_avx512();
+        table.name = "avx512bf16";
+        return table;
+    }();
+    return &kKernels;
+}
+
+extern "C" const mlxr::ProbeTable* mlxr_probe_avx512bf16() noexcept {
+    return mlxr_probe_avx512();
+}
+
+#endif

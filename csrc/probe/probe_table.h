@@ -32,6 +32,7 @@ extern "C" {  // as far as the tiers are compiled
 const mlxr::ProbeTable* mlxr_probe_portable() noexcept;
 const mlxr::ProbeTable* mlxr_probe_avx2() noexcept;
 const mlxr::ProbeTable* mlxr_probe_avx512() noexcept;
+const mlxr::ProbeTable* mlxr_probe_avx512bf16() noexcept;
 const mlxr::ProbeTable* mlxr_probe_neon() noexcept;
 const mlxr::ProbeTable* mlxr_probe_amx() noexcept;
 }

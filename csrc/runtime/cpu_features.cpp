@@ -31,7 +31,7 @@ namespace mlxr {
 
 namespace {
 
-constexpr const char* kNames[kIsaCount] = {"portable", "avx2", "avx512", "neon", "amx"};
+constexpr const char* kNames[kIsaCount] = {"portable", "avx2", "avx512", "avx512bf16", "neon", "amx"};
 
 struct Tier {
     Isa isa;
@@ -133,18 +133,19 @@ int read_sysctl(const char* name) {
 bool can_run(Isa isa) {
     if (isa == Isa::portable) return true;
 #if defined(__linux__) && defined(MLXR_X86)
-    if (isa == Isa::amx) return can_run(Isa::avx512) && may_use_amx();
+    if (isa == Isa::amx) return can_run(Isa::avx512bf16) && may_use_amx();
 #endif
 #if defined(MLXR_X86)
     // These builtins also ask XGETBV whether the operating system saves the wide registers.
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                       __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
-    if (isa != Isa::avx512) return isa == Isa::avx2 && avx2;
-    return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi") &&
-           __builtin_cpu_supports("avx512bf16");
+    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                        __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
+    if (isa == Isa::avx2) return avx2;
+    if (isa == Isa::avx512) return avx512;
+    return isa == Isa::avx512bf16 && avx512 && __builtin_cpu_supports("avx512bf16");
 #elif defined(MLXR_ARM) && defined(__linux__)
     return isa == Isa::neon && (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
 #elif defined(MLXR_ARM) && defined(__APPLE__)

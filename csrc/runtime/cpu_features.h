@@ -6,10 +6,10 @@
 
 namespace mlxr {
 
-enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2, neon = 3, amx = 4 };
-inline constexpr int kIsaCount = 5;
+enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2, avx512bf16 = 3, neon = 4, amx = 5 };
+inline constexpr int kIsaCount = 6;
 
-// "portable", "avx2", "avx512", "neon" or "amx".
+// "portable", "avx2", "avx512", "avx512bf16", "neon" or "amx".
 const char* isa_name(Isa isa);
 
 // Sets `isa` and returns true when `name` is a tier's name.
@@ -21,10 +21,11 @@ bool isa_built(Isa isa);
 bool isa_left_out(Isa isa);
 
 // True when kernels of this tier are compiled in and can run here.
-//   avx2   = AVX2, FMA, F16C, BMI2
-//   avx512 = AVX-512 F, BW, DQ, VL, VNNI, VBMI, BF16 on top of avx2
-//   neon   = Armv8 with the dot product of bytes (Armv8.2 dotprod)
-//   amx    = AMX-TILE and AMX-INT8 on top of avx512, where Linux lets this process use them: asked once
+//   avx2       = AVX2, FMA, F16C, BMI2
+//   avx512     = AVX-512 F, BW, DQ, VL, VNNI, VBMI on top of avx2: Intel's since Ice Lake
+//   avx512bf16 = AVX-512 BF16 on top of avx512: AMD's since Zen 4
+//   neon       = Armv8 with the dot product of bytes (Armv8.2 dotprod)
+//   amx        = AMX-TILE and AMX-INT8 on top of avx512bf16, where Linux lets this process use them: asked once
 bool isa_available(Isa isa);
 
 // The highest available tier; `portable`, which is then not available either, where this module has none for this

@@ -165,6 +165,7 @@ extern "C" {  // as far as the tiers are compiled
 const mlxr::KernelTable* mlxr_kernels_portable() noexcept;
 const mlxr::KernelTable* mlxr_kernels_avx2() noexcept;
 const mlxr::KernelTable* mlxr_kernels_avx512() noexcept;
+const mlxr::KernelTable* mlxr_kernels_avx512bf16() noexcept;
 const mlxr::KernelTable* mlxr_kernels_neon() noexcept;
 const mlxr::KernelTable* mlxr_kernels_amx() noexcept;
 }

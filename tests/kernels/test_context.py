@@ -89,9 +89,9 @@ int main() {
 @pytest.mark.parametrize(
     ("tiers", "expected"),
     [
-        ("TIER(portable) TIER(avx2)", "101 100 000 000 000 portable"),
-        ("TIER(portable) LEFT_OUT(avx2)", "101 010 000 000 000 portable"),
-        ("LEFT_OUT(portable) TIER(avx2)", "010 100 000 000 000 portable"),  # which is not available: it was moved
+        ("TIER(portable) TIER(avx2)", "101 100 000 000 000 000 portable"),
+        ("TIER(portable) LEFT_OUT(avx2)", "101 010 000 000 000 000 portable"),
+        ("LEFT_OUT(portable) TIER(avx2)", "010 100 000 000 000 000 portable"),  # which is not available: it was moved
     ],
 )
 def test_tiers_that_were_left_out_are_not_available(tiers: str, expected: str, tmp_path: Path) -> None:

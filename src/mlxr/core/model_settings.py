@@ -171,7 +171,7 @@ class ModelSettings:
         "choice",
         None,
         "Instruction set of the CPU kernels; default: the best this machine has.",
-        choices=("portable", "avx2", "avx512", "neon", "amx"),
+        choices=("portable", "avx2", "avx512", "avx512bf16", "neon", "amx"),
     )
     gpus: int = setting("int", 1, "How many GPUs compute a model together, each its share.", minimum=1, maximum=16)
     expert_bytes: int | None = setting(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 Device = Literal["cpu", "reference", "metal", "cuda", "mlx-cpu", "emulated"]
 DEVICES: tuple[str, ...] = get_args(Device)
-ISAS = ("portable", "avx2", "avx512", "neon", "amx")
+ISAS = ("portable", "avx2", "avx512", "avx512bf16", "neon", "amx")
 MAX_THREADS = 256
 SOURCES = Path(__file__).parents[3] / "csrc"  # there in a checkout, not in a wheel
 ROOM_BYTES = 60 * 2**30
