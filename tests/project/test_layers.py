@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,6 +77,15 @@ def violations(source: str, module: str, is_package: bool = False) -> list[str]:
         if part == "models" and root in {"numpy", "mlx"}:
             found.append(f"{module} imports {name}: models are written against the operators alone")
     return found
+
+
+def test_the_design_lists_the_same_layers() -> None:
+    text = (PACKAGE.parents[1] / "docs" / "design.md").read_text()
+    rows = re.findall(r"^\| ([a-z_, ]+) \| (.+) \|$", text.split("\n## ")[1], re.MULTILINE)
+    listed = {part: set(re.findall(r"\w+", parts)) for names, parts in rows for part in names.split(", ")}
+    nothing = {"nothing", "of", "ours", "no", "NumPy"}
+    wanted = {part: parts - {"_native"} for part, parts in ALLOWED.items() if not part.startswith("__")}
+    assert {part: parts - nothing for part, parts in listed.items() if part != "package"} == wanted
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
