@@ -69,7 +69,8 @@ void make_runtime(mlxr::Runtime* self, int threads, const std::string& isa_name)
     }
     if (!mlxr::parse_isa(isa_name, isa)) {
         throw nb::value_error(
-            ("unknown instruction set '" + isa_name + "'; known: portable, avx2, avx512, avx512bf16, neon, amx").c_str());
+            ("unknown instruction set '" + isa_name + "'; known: portable, avx2, avx512, avx512bf16, neon, amx")
+                .c_str());
     }
     if (!mlxr::isa_available(isa)) {
         throw nb::value_error(("this machine or build has no '" + isa_name + "' kernels").c_str());
