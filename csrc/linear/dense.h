@@ -31,22 +31,22 @@ void multiply_dense_tile(const DenseJob& job, int64_t block, int64_t token) {
         if (valid <= 0) return;
         Floats total[M][kDenseVectors];
         const float* x[M];
-        repeat<M>([&](auto m) MLXR_BODY {
+        repeat<M>([&](int m) MLXR_BODY {
             x[m] = job.x + (token + m) * job.columns;
-            repeat<kDenseVectors>([&](auto v) MLXR_BODY { total[m][v] = splat(0.0f); });
+            repeat<kDenseVectors>([&](int v) MLXR_BODY { total[m][v] = splat(0.0f); });
         });
         const uint8_t* at = job.weights + (block * job.columns * kDenseRows + first) * kBytes;
         for (int64_t k = 0; k < job.columns; ++k, at += kDenseRows * kBytes) {
             prefetch_ahead(at, kDenseVectors * kLanes * kBytes);
             Floats w[kDenseVectors];
-            repeat<kDenseVectors>([&](auto v) MLXR_BODY { w[v] = as_floats(load_ints(at + v * kLanes * kBytes)); });
-            repeat<M>([&](auto m) MLXR_BODY {
+            repeat<kDenseVectors>([&](int v) MLXR_BODY { w[v] = as_floats(load_ints(at + v * kLanes * kBytes)); });
+            repeat<M>([&](int m) MLXR_BODY {
                 const Floats value = splat(x[m][k]);
-                repeat<kDenseVectors>([&](auto v) MLXR_BODY { total[m][v] = fma(value, w[v], total[m][v]); });
+                repeat<kDenseVectors>([&](int v) MLXR_BODY { total[m][v] = fma(value, w[v], total[m][v]); });
             });
         }
-        repeat<M>([&](auto m) MLXR_BODY {
-            repeat<kDenseVectors>([&](auto v) MLXR_BODY {
+        repeat<M>([&](int m) MLXR_BODY {
+            repeat<kDenseVectors>([&](int v) MLXR_BODY {
                 const int left = valid - v * kLanes;
                 if (job.bias != nullptr) total[m][v] = add(total[m][v], load_some(job.bias + row + v * kLanes, left));
                 store_some(job.out + (token + m) * job.out_stride + row + v * kLanes, total[m][v], left);

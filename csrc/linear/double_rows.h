@@ -30,7 +30,7 @@ static_assert(kStretchGroups == mlxr::kSpanGroups);
 template <class W>
 MLXR_INLINE void read_scales(Stretch& stretch) {
     for (int64_t unit = 0; unit < stretch.units; ++unit) {
-        repeat<kBothBlocks>([&](auto b) MLXR_BODY {
+        repeat<kBothBlocks>([&](int b) MLXR_BODY {
             Scales s;
             W::scales(Unit{stretch.blocks[b] + unit * W::kUnitBytes, 0}, s);
             for (int g = 0; g < W::kGroups; ++g) {
@@ -38,7 +38,7 @@ MLXR_INLINE void read_scales(Stretch& stretch) {
                 if (!has_spans(W::kForm)) stretch.shift[unit * W::kGroups + g][b] = s.shift[g];
             }
             if constexpr (has_spans(W::kForm)) {
-                repeat<4>([&](auto i) MLXR_BODY { stretch.mins[b][i] = s.mins[i]; });
+                repeat<4>([&](int i) MLXR_BODY { stretch.mins[b][i] = s.mins[i]; });
                 stretch.least[b] = s.least;
             }
         });
@@ -51,21 +51,21 @@ MLXR_INLINE void add_double_group(const Unit* units, int n, const Stretch& stret
                                   int64_t item, Floats (*total)[kBothBlocks]) {
     const int8_t* const values = a.values + 32 * item;
     Ints sums[M][kBothBlocks];
-    repeat<M>([&](auto m) MLXR_BODY {
-        repeat<kBothBlocks>([&](auto b) MLXR_BODY { sums[m][b] = start_group<W::kWide, W::kZeroPoint>(a, item + m); });
+    repeat<M>([&](int m) MLXR_BODY {
+        repeat<kBothBlocks>([&](int b) MLXR_BODY { sums[m][b] = start_group<W::kWide, W::kZeroPoint>(a, item + m); });
     });
-    repeat<4>([&](auto pair) MLXR_BODY {
-        constexpr int i = 2 * pair;
+    repeat<4>([&](int pair) MLXR_BODY {
+        const int i = 2 * pair;
         Ints w[kBothBlocks][8];  // of which two are used, and so unpacked
-        repeat<kBothBlocks>([&](auto b) MLXR_BODY { W::template weights<J>(units[b], n, w[b]); });
-        repeat<M>([&](auto m) MLXR_BODY {
+        repeat<kBothBlocks>([&](int b) MLXR_BODY { W::template weights<J>(units[b], n, w[b]); });
+        repeat<M>([&](int m) MLXR_BODY {
             const Ints a0 = spread(values + 32 * m + 4 * i), a1 = spread(values + 32 * m + 4 * i + 4);
             repeat<kBothBlocks>(
-                [&](auto b) MLXR_BODY { sums[m][b] = dot_pair<W::kWide>(sums[m][b], w[b][i], w[b][i + 1], a0, a1); });
+                [&](int b) MLXR_BODY { sums[m][b] = dot_pair<W::kWide>(sums[m][b], w[b][i], w[b][i + 1], a0, a1); });
         });
     });
-    repeat<M>([&](auto m) MLXR_BODY {
-        repeat<kBothBlocks>([&](auto b) MLXR_BODY {
+    repeat<M>([&](int m) MLXR_BODY {
+        repeat<kBothBlocks>([&](int b) MLXR_BODY {
             const Floats step = stretch.step[g][b], sum = to_floats(sums[m][b]);
             if constexpr (has_spans(W::kForm)) {
                 total[m][b] = fma(step, sum, total[m][b]);
@@ -107,15 +107,15 @@ MLXR_INLINE void add_stretch(const Stretch& stretch, const Activations& a, int64
     const int64_t span = first_group / mlxr::kSpanGroups * a.tile + token;
     // Calls visit(sum, m, b, where it lies in memory).
     const auto visit_sums = [&](const auto& visit) MLXR_BODY {
-        repeat<M>([&](auto m) MLXR_BODY {
-            repeat<kBothBlocks>([&](auto b)
+        repeat<M>([&](int m) MLXR_BODY {
+            repeat<kBothBlocks>([&](int b)
                                     MLXR_BODY { visit(total[m][b], m, b, sums + kPanelRows * m + kBlockRows * b); });
         });
     };
     visit_sums([&](Floats& sum, auto m, auto b, const float* at) MLXR_BODY {
         if constexpr (has_spans(W::kForm)) {
             sum =
-                sum_mins<W::kForm>(a, span + m, stretch.least[b], [&](auto i) MLXR_BODY { return stretch.mins[b][i]; });
+                sum_mins<W::kForm>(a, span + m, stretch.least[b], [&](int i) MLXR_BODY { return stretch.mins[b][i]; });
         } else {
             sum = load_floats(at);
         }

@@ -112,7 +112,7 @@ MLXR_INLINE Floats sum_mins(const mlxr::Activations& a, int64_t span, Floats lea
     } else {
         const int16_t* const sums = is_fine(F) ? a.half_sums + 16 * span : a.sums + 8 * span;
         Ints sum = splat(0);
-        repeat<min_pairs(F)>([&](auto i) MLXR_BODY { sum = dot_shorts(sum, min(i), spread(sums + 2 * i)); });
+        repeat<min_pairs(F)>([&](int i) MLXR_BODY { sum = dot_shorts(sum, min(i), spread(sums + 2 * i)); });
         return mul(least, to_floats(sum));
     }
 }

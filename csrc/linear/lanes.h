@@ -10,6 +10,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include <utility>
+
 #define MLXR_INLINE static inline __attribute__((always_inline))
 #define MLXR_BODY __attribute__((always_inline))
 
@@ -31,12 +33,13 @@ template <int N>
 struct Index {
     constexpr operator int() const { return N; }
 };
-template <int N, int I = 0, class Body>
+template <class Body, int... I>
+MLXR_INLINE void repeat(const Body& body, std::integer_sequence<int, I...>) {
+    (body(Index<I>{}), ...);
+}
+template <int N, class Body>
 MLXR_INLINE void repeat(const Body& body) {
-    if constexpr (I < N) {
-        body(Index<I>{});
-        repeat<N, I + 1>(body);
-    }
+    repeat(body, std::make_integer_sequence<int, N>{});
 }
 
 #if !defined(MLXR_TIER_avx512)  // which has instructions for it

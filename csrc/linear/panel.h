@@ -55,7 +55,7 @@ template <Form F>
 MLXR_INLINE void store_head(uint8_t* at, const Scales& s) {
     using P = PanelGroup<F>;
     if constexpr (min_pairs(F) > 0) {
-        repeat<min_pairs(F)>([&](auto i) MLXR_BODY { store_ints(at + kRowBytes * i, s.mins[i]); });
+        repeat<min_pairs(F)>([&](int i) MLXR_BODY { store_ints(at + kRowBytes * i, s.mins[i]); });
         put_floats(at, P::kLeast, s.least);
     }
     if constexpr (is_fine(F)) put_floats(at, P::kSpanStep, s.step[0]);
@@ -116,26 +116,25 @@ MLXR_INLINE void add_products(const uint8_t* at, const int8_t* values, Ints (*su
                               const Beside& beside) {
     at += kRowBytes * First;
     values += 4 * First;
-    repeat<N / 2>([&](auto pair) MLXR_BODY {
-        constexpr int i = 2 * pair;
+    repeat<N / 2>([&](int pair) MLXR_BODY {
+        const int i = 2 * pair;
         Ints w[kTileVectors][2];
-        repeat<kTileVectors>([&](auto v) MLXR_BODY {
+        repeat<kTileVectors>([&](int v) MLXR_BODY {
             w[v][0] = load_ints(at + kRowBytes * i + 4 * kLanes * v);
             w[v][1] = load_ints(at + kRowBytes * (i + 1) + 4 * kLanes * v);
         });
-        repeat<M>([&](auto m) MLXR_BODY {
+        repeat<M>([&](int m) MLXR_BODY {
             const Ints a0 = spread(values + 32 * m + 4 * i), a1 = spread(values + 32 * m + 4 * i + 4);
-            repeat<kTileVectors>([&](auto v)
+            repeat<kTileVectors>([&](int v)
                                      MLXR_BODY { sums[m][v] = dot_pair<Wide>(sums[m][v], w[v][0], w[v][1], a0, a1); });
         });
-        beside(Index<First / 2 + pair>{});
+        beside(First / 2 + pair);
     });
 }
 
 // Nothing beside the products.
 struct Alone {
-    template <class I>
-    MLXR_BODY void operator()(I) const {}
+    MLXR_BODY void operator()(int) const {}
 };
 
 MLXR_INLINE Floats floats_at(const uint8_t* at, int field, int v) {
@@ -151,13 +150,13 @@ MLXR_INLINE void add_panel(const uint8_t* at, const Activations& a, int64_t item
                            const Beside& beside) {
     using P = PanelGroup<F>;
     Ints sums[M][kTileVectors];
-    repeat<M>([&](auto m) MLXR_BODY {
-        repeat<kTileVectors>([&](auto v) MLXR_BODY { sums[m][v] = start_group<Wide, Zero>(a, item + m); });
+    repeat<M>([&](int m) MLXR_BODY {
+        repeat<kTileVectors>([&](int v) MLXR_BODY { sums[m][v] = start_group<Wide, Zero>(a, item + m); });
     });
     add_products<Wide, M, 0, 8>(at, a.values + 32 * item, sums, beside);
-    repeat<kTileVectors>([&](auto v) MLXR_BODY {
+    repeat<kTileVectors>([&](int v) MLXR_BODY {
         const Floats step = floats_at(at, P::kStep, v);
-        repeat<M>([&](auto m) MLXR_BODY {
+        repeat<M>([&](int m) MLXR_BODY {
             Floats scaled = step;
             if constexpr (!has_spans(F)) scaled = mul(step, splat(a.scales[item + m]));
             total[m][v] = fma(scaled, to_floats(sums[m][v]), total[m][v]);
@@ -173,14 +172,14 @@ template <Form F, bool Wide, int Zero, int M, class Beside>
 MLXR_INLINE void add_fine_panel(const uint8_t* at, const Activations& a, int64_t item, Ints (*total)[kTileVectors],
                                 const Beside& beside) {
     Ints sums[M][kTileVectors];
-    repeat<M>([&](auto m) MLXR_BODY {
-        repeat<kTileVectors>([&](auto v) MLXR_BODY { sums[m][v] = start_group<Wide, Zero>(a, 2 * (item + m)); });
+    repeat<M>([&](int m) MLXR_BODY {
+        repeat<kTileVectors>([&](int v) MLXR_BODY { sums[m][v] = start_group<Wide, Zero>(a, 2 * (item + m)); });
     });
     add_products<Wide, M, 0, 4>(at, a.values + 32 * item, sums, beside);
     const auto start_second = [&](int m) MLXR_BODY { return start_second_half<F, Wide, Zero>(a, 2 * (item + m) + 1); };
-    repeat<kTileVectors>([&](auto v) MLXR_BODY {
+    repeat<kTileVectors>([&](int v) MLXR_BODY {
         const Ints fine = ints_at(at, PanelGroup<F>::kStep, v);
-        repeat<M>([&](auto m) MLXR_BODY {
+        repeat<M>([&](int m) MLXR_BODY {
             if constexpr (F == Form::long_fine) {
                 total[m][v] = add(total[m][v], mul(sums[m][v], upper_half(fine)));
                 sums[m][v] = start_second(m);
@@ -190,9 +189,9 @@ MLXR_INLINE void add_fine_panel(const uint8_t* at, const Activations& a, int64_t
         });
     });
     add_products<Wide, M, 4, 4>(at, a.values + 32 * item, sums, beside);
-    repeat<kTileVectors>([&](auto v) MLXR_BODY {
+    repeat<kTileVectors>([&](int v) MLXR_BODY {
         const Ints fine = ints_at(at, PanelGroup<F>::kStep, v);
-        repeat<M>([&](auto m) MLXR_BODY {
+        repeat<M>([&](int m) MLXR_BODY {
             if constexpr (F == Form::long_fine) {
                 total[m][v] = add(total[m][v], mul(sums[m][v], lower_half(fine)));
             } else {
@@ -209,20 +208,20 @@ MLXR_INLINE void add_halved_panel(const uint8_t* at, const Activations& a, int64
     using P = PanelGroup<Form::halved>;
     Ints sums[M][kTileVectors];
     const auto add_half = [&](int field) MLXR_BODY {
-        repeat<kTileVectors>([&](auto v) MLXR_BODY {
+        repeat<kTileVectors>([&](int v) MLXR_BODY {
             const Floats step = floats_at(at, field, v);
-            repeat<M>([&](auto m)
+            repeat<M>([&](int m)
                           MLXR_BODY { total[m][v] = add_scaled(sums[m][v], step, a.scales[item + m], total[m][v]); });
         });
     };
-    repeat<M>([&](auto m) MLXR_BODY {
-        repeat<kTileVectors>([&](auto v) MLXR_BODY { sums[m][v] = start_group<Wide, Zero>(a, 2 * (item + m)); });
+    repeat<M>([&](int m) MLXR_BODY {
+        repeat<kTileVectors>([&](int v) MLXR_BODY { sums[m][v] = start_group<Wide, Zero>(a, 2 * (item + m)); });
     });
     add_products<Wide, M, 0, 4>(at, a.values + 32 * item, sums, beside);
     add_half(P::kStep);
-    repeat<M>([&](auto m) MLXR_BODY {
+    repeat<M>([&](int m) MLXR_BODY {
         const Ints start = start_second_half<Form::halved, Wide, Zero>(a, 2 * (item + m) + 1);
-        repeat<kTileVectors>([&](auto v) MLXR_BODY { sums[m][v] = start; });
+        repeat<kTileVectors>([&](int v) MLXR_BODY { sums[m][v] = start; });
     });
     add_products<Wide, M, 4, 4>(at, a.values + 32 * item, sums, beside);
     add_half(P::kShift);
@@ -233,18 +232,18 @@ template <Form F, int M>
 MLXR_INLINE void add_short_panel(const uint8_t* at, const Activations& a, int64_t item, Floats (*total)[kTileVectors]) {
     const int16_t* values = a.shorts + 32 * item;
     Ints sums[M][kTileVectors];
-    repeat<M>([&](auto m) MLXR_BODY { repeat<kTileVectors>([&](auto v) MLXR_BODY { sums[m][v] = splat(0); }); });
-    repeat<kShortWords>([&](auto i) MLXR_BODY {
+    repeat<M>([&](int m) MLXR_BODY { repeat<kTileVectors>([&](int v) MLXR_BODY { sums[m][v] = splat(0); }); });
+    repeat<kShortWords>([&](int i) MLXR_BODY {
         Ints w[kTileVectors];
-        repeat<kTileVectors>([&](auto v) MLXR_BODY { w[v] = ints_at(at, i, v); });
-        repeat<M>([&](auto m) MLXR_BODY {
+        repeat<kTileVectors>([&](int v) MLXR_BODY { w[v] = ints_at(at, i, v); });
+        repeat<M>([&](int m) MLXR_BODY {
             const Ints pair = spread(values + 32 * m + 2 * i);
-            repeat<kTileVectors>([&](auto v) MLXR_BODY { sums[m][v] = dot_shorts(sums[m][v], w[v], pair); });
+            repeat<kTileVectors>([&](int v) MLXR_BODY { sums[m][v] = dot_shorts(sums[m][v], w[v], pair); });
         });
     });
-    repeat<kTileVectors>([&](auto v) MLXR_BODY {
+    repeat<kTileVectors>([&](int v) MLXR_BODY {
         const Ints exponent = ints_at(at, kShortWords, v);
-        repeat<M>([&](auto m) MLXR_BODY {
+        repeat<M>([&](int m) MLXR_BODY {
             const float scale = a.short_scales[item + m];
             if constexpr (F == Form::shorts) {
                 total[m][v] = add_short_sum(sums[m][v], exponent, scale, total[m][v]);
@@ -274,15 +273,15 @@ MLXR_INLINE void add_panel_group(const uint8_t* at, const Activations& a, int64_
 template <Form F>
 MLXR_INLINE Floats sum_panel_mins(const uint8_t* head, const Activations& a, int64_t span, int v) {
     const Floats least = min_pairs(F) > 0 ? floats_at(head, PanelGroup<F>::kLeast, v) : splat(0.0f);
-    return sum_mins<F>(a, span, least, [&](auto i) MLXR_BODY { return ints_at(head, i, v); });
+    return sum_mins<F>(a, span, least, [&](int i) MLXR_BODY { return ints_at(head, i, v); });
 }
 
 // total = where the sums of that span begin.
 template <Form F, int M>
 MLXR_INLINE void start_panel_span(const uint8_t* head, const Activations& a, int64_t span,
                                   Total<F> (*total)[kTileVectors]) {
-    repeat<kTileVectors>([&](auto v) MLXR_BODY {
-        repeat<M>([&](auto m) MLXR_BODY { total[m][v] = start_span<F>(sum_panel_mins<F>(head, a, span + m, v)); });
+    repeat<kTileVectors>([&](int v) MLXR_BODY {
+        repeat<M>([&](int m) MLXR_BODY { total[m][v] = start_span<F>(sum_panel_mins<F>(head, a, span + m, v)); });
     });
 }
 
@@ -290,9 +289,9 @@ MLXR_INLINE void start_panel_span(const uint8_t* head, const Activations& a, int
 template <Form F, int M>
 MLXR_INLINE void add_panel_span(const uint8_t* head, const Activations& a, int64_t span,
                                 const Total<F> (*total)[kTileVectors], float* sums, int stride) {
-    repeat<kTileVectors>([&](auto v) MLXR_BODY {
+    repeat<kTileVectors>([&](int v) MLXR_BODY {
         const Floats step = is_fine(F) ? floats_at(head, PanelGroup<F>::kSpanStep, v) : splat(0.0f);
-        repeat<M>([&](auto m) MLXR_BODY {
+        repeat<M>([&](int m) MLXR_BODY {
             float* const at = sums + stride * m + kLanes * v;
             const Floats sum = end_span<F>(total[m][v], step, sum_panel_mins<F>(head, a, span + m, v));
             store_floats(at, fma(splat(a.scales[span + m]), sum, load_floats(at)));
@@ -308,8 +307,8 @@ void multiply_tile(const PanelJob& job, int64_t token, int column) {
     const int valid = static_cast<int>(job.rows) - column;
     float* out = job.out + (token - job.first_token) * job.out_stride + column;
     Floats total[M][kTileVectors];
-    repeat<M>([&](auto m) MLXR_BODY {
-        repeat<kTileVectors>([&](auto v) MLXR_BODY {
+    repeat<M>([&](int m) MLXR_BODY {
+        repeat<kTileVectors>([&](int v) MLXR_BODY {
             total[m][v] = splat(0.0f);
             if (job.first_group > 0) total[m][v] = load_some(out + m * job.out_stride + kLanes * v, valid - kLanes * v);
         });
@@ -324,8 +323,8 @@ void multiply_tile(const PanelJob& job, int64_t token, int column) {
     if constexpr (has_spans(F)) {
         // In memory, as registers are scarce.
         alignas(64) float sums[M * kTileRows];
-        repeat<M>([&](auto m) MLXR_BODY {
-            repeat<kTileVectors>([&](auto v)
+        repeat<M>([&](int m) MLXR_BODY {
+            repeat<kTileVectors>([&](int v)
                                      MLXR_BODY { store_floats(sums + kTileRows * m + kLanes * v, total[m][v]); });
         });
         int64_t span = mlxr::span_index(a, token, job.first_group / mlxr::kSpanGroups);
@@ -338,15 +337,15 @@ void multiply_tile(const PanelJob& job, int64_t token, int column) {
             add_groups(mlxr::kSpanGroups, spans);
             add_panel_span<F, M>(head, a, span, spans, sums, kTileRows);
         }
-        repeat<M>([&](auto m) MLXR_BODY {
-            repeat<kTileVectors>([&](auto v)
+        repeat<M>([&](int m) MLXR_BODY {
+            repeat<kTileVectors>([&](int v)
                                      MLXR_BODY { total[m][v] = load_floats(sums + kTileRows * m + kLanes * v); });
         });
     } else {
         add_groups(job.last_group - job.first_group, total);
     }
-    repeat<M>([&](auto m) MLXR_BODY {
-        repeat<kTileVectors>([&](auto v) MLXR_BODY {
+    repeat<M>([&](int m) MLXR_BODY {
+        repeat<kTileVectors>([&](int v) MLXR_BODY {
             const int first = kLanes * v;
             if (job.bias != nullptr) {
                 total[m][v] = add(total[m][v], load_some(job.bias + column + first, valid - first));

@@ -12,9 +12,9 @@ using mlxr::RowsJob;
 // sums[m] += N words of weights times the values of M items.
 template <bool Wide, int M, int N>
 MLXR_INLINE void add_words(const Ints* w, const int8_t* values, Ints* sums) {
-    repeat<N / 2>([&](auto pair) MLXR_BODY {
-        constexpr int i = 2 * pair;
-        repeat<M>([&](auto m)
+    repeat<N / 2>([&](int pair) MLXR_BODY {
+        const int i = 2 * pair;
+        repeat<M>([&](int m)
                       MLXR_BODY { sums[m] = dot_pair_at<Wide>(sums[m], w[i], w[i + 1], values + 32 * m + 4 * i); });
     });
 }
@@ -27,13 +27,13 @@ MLXR_INLINE void add_group(const Ints* w, const Scales& s, int g, const Activati
     Ints products[M];
     if constexpr (is_fine(W::kForm) || W::kForm == Form::halved) {
         Ints second[M];
-        repeat<M>([&](auto m) MLXR_BODY {
+        repeat<M>([&](int m) MLXR_BODY {
             products[m] = start_group<W::kWide, W::kZeroPoint>(a, 2 * (at + m));
             second[m] = start_second_half<W::kForm, W::kWide, W::kZeroPoint>(a, 2 * (at + m) + 1);
         });
         add_words<W::kWide, M, 4>(w, values, products);
         add_words<W::kWide, M, 4>(w + 4, values + 16, second);
-        repeat<M>([&](auto m) MLXR_BODY {
+        repeat<M>([&](int m) MLXR_BODY {
             if constexpr (W::kForm == Form::halved) {
                 sums[m] = add_scaled(products[m], s.step[g], a.scales[at + m], sums[m]);
                 sums[m] = add_scaled(second[m], s.second[g], a.scales[at + m], sums[m]);
@@ -42,15 +42,15 @@ MLXR_INLINE void add_group(const Ints* w, const Scales& s, int g, const Activati
             }
         });
     } else {
-        repeat<M>([&](auto m) MLXR_BODY { products[m] = start_group<W::kWide, W::kZeroPoint>(a, at + m); });
+        repeat<M>([&](int m) MLXR_BODY { products[m] = start_group<W::kWide, W::kZeroPoint>(a, at + m); });
         add_words<W::kWide, M, 8>(w, values, products);
-        repeat<M>([&](auto m) MLXR_BODY {
+        repeat<M>([&](int m) MLXR_BODY {
             Floats step = s.step[g];
             if constexpr (!has_spans(W::kForm)) step = mul(step, splat(a.scales[at + m]));
             sums[m] = fma(step, to_floats(products[m]), sums[m]);
         });
     }
-    repeat<M>([&](auto m) MLXR_BODY {
+    repeat<M>([&](int m) MLXR_BODY {
         if constexpr (W::kForm == Form::shifted) {
             sums[m] = fma_negated(s.shift[g], splat(a.scaled_sums[at + m]), sums[m]);
         }
@@ -62,17 +62,17 @@ template <class W, int M>
 MLXR_INLINE void add_shorts(Unit unit, const Scales& s, int g, const Activations& a, int64_t at, Floats* sums) {
     const int16_t* values = a.shorts + 32 * at;
     Ints products[M];
-    repeat<M>([&](auto m) MLXR_BODY { products[m] = splat(0); });
-    repeat<kShortWords / 2>([&](auto pair) MLXR_BODY {
+    repeat<M>([&](int m) MLXR_BODY { products[m] = splat(0); });
+    repeat<kShortWords / 2>([&](int pair) MLXR_BODY {
         Ints w[2];
         W::shorts(unit, g, pair, w);
-        repeat<2>([&](auto i) MLXR_BODY {
-            repeat<M>([&](auto m) MLXR_BODY {
+        repeat<2>([&](int i) MLXR_BODY {
+            repeat<M>([&](int m) MLXR_BODY {
                 products[m] = dot_shorts_at(products[m], w[i], values + 32 * m + 2 * (2 * pair + i));
             });
         });
     });
-    repeat<M>([&](auto m) MLXR_BODY {
+    repeat<M>([&](int m) MLXR_BODY {
         if constexpr (W::kForm == Form::shorts) {
             sums[m] = add_short_sum(products[m], s.exponent, a.short_scales[at + m], sums[m]);
         } else {
@@ -131,7 +131,7 @@ struct RowsAhead {
         if constexpr (kHalves > 1) asm volatile("" ::: "memory");
         if constexpr (Half < kHalves) {
             repeat<kLines*(Half + 1) / kHalves - kFirst>(
-                [&](auto i) MLXR_BODY { __builtin_prefetch(next + 64 * (kFirst + i)); });
+                [&](int i) MLXR_BODY { __builtin_prefetch(next + 64 * (kFirst + i)); });
         }
     }
 };
@@ -147,7 +147,7 @@ void multiply_block(const RowsJob& job, int64_t block, int64_t token, RowsAhead<
         const int valid = static_cast<int>(job.rows - row);
         if (valid <= 0) return;
         Floats sums[M];
-        repeat<M>([&](auto m) MLXR_BODY { sums[m] = splat(0.0f); });
+        repeat<M>([&](int m) MLXR_BODY { sums[m] = splat(0.0f); });
         const auto add_unit = [&](int64_t u, const auto& add_strides) MLXR_BODY {
             const Unit unit{base + u * W::kUnitBytes, part};
             const int64_t item = u * W::kGroups * a.tile + token;
@@ -156,12 +156,12 @@ void multiply_block(const RowsJob& job, int64_t block, int64_t token, RowsAhead<
             if constexpr (has_spans(W::kForm)) {
                 const int64_t span = u * a.tile + token;
                 const auto mins_of = [&](int m) MLXR_BODY {
-                    return sum_mins<W::kForm>(a, span + m, s.least, [&](auto i) MLXR_BODY { return s.mins[i]; });
+                    return sum_mins<W::kForm>(a, span + m, s.least, [&](int i) MLXR_BODY { return s.mins[i]; });
                 };
                 Total<W::kForm> spans[M];
-                repeat<M>([&](auto m) MLXR_BODY { spans[m] = start_span<W::kForm>(mins_of(m)); });
+                repeat<M>([&](int m) MLXR_BODY { spans[m] = start_span<W::kForm>(mins_of(m)); });
                 add_strides(unit, s, item, spans);
-                repeat<M>([&](auto m) MLXR_BODY {
+                repeat<M>([&](int m) MLXR_BODY {
                     const Floats sum = end_span<W::kForm>(spans[m], s.step[0], mins_of(m));
                     sums[m] = fma(splat(a.scales[span + m]), sum, sums[m]);
                 });
@@ -194,7 +194,7 @@ void multiply_block(const RowsJob& job, int64_t block, int64_t token, RowsAhead<
                 }
             });
         }
-        repeat<M>([&](auto m) MLXR_BODY {
+        repeat<M>([&](int m) MLXR_BODY {
             if (job.bias != nullptr) sums[m] = add(sums[m], load_some(job.bias + row, valid));
             store_some(job.out + (token + m) * job.out_stride + row, sums[m], valid);
         });

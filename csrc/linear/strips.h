@@ -29,9 +29,9 @@ MLXR_INLINE Unit unit_of(const Chunk& chunk, int64_t unit, int column, int v) {
 }
 
 // Words 2*pair and 2*pair+1 of group n*kStride+J of the units.
-template <class W, int J, class Pair>
-MLXR_INLINE void unpack_pair(const Unit* units, int n, uint8_t* at, Pair pair) {
-    repeat<kTileVectors>([&](auto v) MLXR_BODY {
+template <class W, int J>
+MLXR_INLINE void unpack_pair(const Unit* units, int n, uint8_t* at, int pair) {
+    repeat<kTileVectors>([&](int v) MLXR_BODY {
         Ints w[8];
         W::template weights<J>(units[v], n, w);
         store_ints(at + kRowBytes * (2 * pair) + 4 * kLanes * v, w[2 * pair]);
@@ -77,7 +77,7 @@ template <class W, int M, int J>
 MLXR_INLINE void unpack_beside(const Unit* units, int n, uint8_t* to, Tile<W, M>& tile) {
     if constexpr (J < W::kStride) {
         uint8_t* const group = to + (n * W::kStride + J) * PanelGroup<W::kForm>::kBytes;
-        const auto unpack = [&](auto pair) MLXR_BODY { unpack_pair<W, J>(units, n, group, pair); };
+        const auto unpack = [&](int pair) MLXR_BODY { unpack_pair<W, J>(units, n, group, pair); };
         if (M > 0 && tile.left > 0) {
             if constexpr (M > 0) add_next_group(tile, unpack);
         } else {
@@ -94,7 +94,7 @@ MLXR_INLINE void unpack_chunk(const Chunk& chunk, uint8_t* panel, int column, Ti
     uint8_t* to = panel + 4 * column;
     for (int64_t unit = 0; unit < chunk.units; ++unit) {
         Unit units[kTileVectors];
-        repeat<kTileVectors>([&](auto v) MLXR_BODY {
+        repeat<kTileVectors>([&](int v) MLXR_BODY {
             units[v] = unit_of<W>(chunk, unit, column, v);
             Scales s;
             W::scales(units[v], s);  // all at once, as none has to wait in memory then
@@ -117,8 +117,8 @@ MLXR_INLINE Tile<W, M> start_tile(const Activations& a, const Chunk& now, const 
     if constexpr (has_spans(W::kForm)) {
         start_panel_span<W::kForm, M>(at, a, now.first_group / mlxr::kSpanGroups * a.tile + token, tile.total);
     } else {
-        repeat<M>([&](auto m) MLXR_BODY {
-            repeat<kTileVectors>([&](auto v)
+        repeat<M>([&](int m) MLXR_BODY {
+            repeat<kTileVectors>([&](int v)
                                      MLXR_BODY { tile.total[m][v] = load_floats(sums + kPanelRows * m + kLanes * v); });
         });
     }
@@ -132,8 +132,8 @@ MLXR_INLINE void end_tile(const Tile<W, M>& tile, const Chunk& now, int64_t toke
         const int64_t span = now.first_group / mlxr::kSpanGroups * tile.a.tile + token;
         add_panel_span<W::kForm, M>(tile.head, tile.a, span, tile.total, sums, kPanelRows);
     } else {
-        repeat<M>([&](auto m) MLXR_BODY {
-            repeat<kTileVectors>([&](auto v)
+        repeat<M>([&](int m) MLXR_BODY {
+            repeat<kTileVectors>([&](int v)
                                      MLXR_BODY { store_floats(sums + kPanelRows * m + kLanes * v, tile.total[m][v]); });
         });
     }
