@@ -20,38 +20,38 @@ MLXR_INLINE void add_words(const Ints* w, const int8_t* values, Ints* sums) {
 }
 
 // sums[m] += a group of the row times the same of the M tokens whose items begin at `at`.
-template <class W, int M>
+template <Form F, bool Wide, int Zero, int M>
 MLXR_INLINE void add_group(const Ints* w, const Scales& s, int g, const Activations& a, int64_t at,
-                           Total<W::kForm>* sums) {
+                           Total<F>* sums) {
     const int8_t* values = a.values + 32 * at;
     Ints products[M];
-    if constexpr (is_fine(W::kForm) || W::kForm == Form::halved) {
+    if constexpr (is_fine(F) || F == Form::halved) {
         Ints second[M];
         repeat<M>([&](int m) MLXR_BODY {
-            products[m] = start_group<W::kWide, W::kZeroPoint>(a, 2 * (at + m));
-            second[m] = start_second_half<W::kForm, W::kWide, W::kZeroPoint>(a, 2 * (at + m) + 1);
+            products[m] = start_group<Wide, Zero>(a, 2 * (at + m));
+            second[m] = start_second_half<F, Wide, Zero>(a, 2 * (at + m) + 1);
         });
-        add_words<W::kWide, M, 4>(w, values, products);
-        add_words<W::kWide, M, 4>(w + 4, values + 16, second);
+        add_words<Wide, M, 4>(w, values, products);
+        add_words<Wide, M, 4>(w + 4, values + 16, second);
         repeat<M>([&](int m) MLXR_BODY {
-            if constexpr (W::kForm == Form::halved) {
+            if constexpr (F == Form::halved) {
                 sums[m] = add_scaled(products[m], s.step[g], a.scales[at + m], sums[m]);
                 sums[m] = add_scaled(second[m], s.second[g], a.scales[at + m], sums[m]);
             } else {
-                sums[m] = add_halves<W::kForm>(sums[m], products[m], second[m], s.fine[g]);
+                sums[m] = add_halves<F>(sums[m], products[m], second[m], s.fine[g]);
             }
         });
     } else {
-        repeat<M>([&](int m) MLXR_BODY { products[m] = start_group<W::kWide, W::kZeroPoint>(a, at + m); });
-        add_words<W::kWide, M, 8>(w, values, products);
+        repeat<M>([&](int m) MLXR_BODY { products[m] = start_group<Wide, Zero>(a, at + m); });
+        add_words<Wide, M, 8>(w, values, products);
         repeat<M>([&](int m) MLXR_BODY {
             Floats step = s.step[g];
-            if constexpr (!has_spans(W::kForm)) step = mul(step, splat(a.scales[at + m]));
+            if constexpr (!has_spans(F)) step = mul(step, splat(a.scales[at + m]));
             sums[m] = fma(step, to_floats(products[m]), sums[m]);
         });
     }
     repeat<M>([&](int m) MLXR_BODY {
-        if constexpr (W::kForm == Form::shifted) {
+        if constexpr (F == Form::shifted) {
             sums[m] = fma_negated(s.shift[g], splat(a.scaled_sums[at + m]), sums[m]);
         }
     });
@@ -91,7 +91,7 @@ MLXR_INLINE void add_stride(Unit unit, int n, const Scales& s, const Activations
         const int g = n * W::kStride + J;
         Ints w[8];
         W::template weights<J>(unit, n, w);
-        add_group<W, M>(w, s, g, a, at + g * a.tile, sums);
+        add_group<W::kForm, W::kWide, W::kZeroPoint, M>(w, s, g, a, at + g * a.tile, sums);
         add_stride<W, M, J + 1>(unit, n, s, a, at, sums);
     }
 }
