@@ -34,8 +34,8 @@ int64_t check_rank(int64_t rank) {
 }
 
 // Of outputs of a weight from `first` on: a (rank, in_features) and b (rank, outputs).
-void append(mlxr::PythonAdapter& self, mlxr::PythonWeight& weight, int64_t first, const Numbers& a, const Numbers& b,
-            float scale) {
+void append_update(mlxr::PythonAdapter& self, mlxr::PythonWeight& weight, int64_t first, const Numbers& a,
+                   const Numbers& b, float scale) {
     const int64_t rank = check_rank(size_of(a, 0)), made = size_of(b, 1);
     check_size("lora: ranks of b", size_of(b, 0), rank);
     check_size("lora: columns of a", size_of(a, 1), weight.weight.in_features());
@@ -84,7 +84,7 @@ void bind_adapter(nb::module_& m) {
     const auto array = [](const char* name) { return nb::arg(name).noconvert(); };
     nb::class_<mlxr::PythonAdapter>(m, "Adapter", "Low-rank updates of weights, laid out for the kernels.")
         .def(nb::init<>())
-        .def("append", &append, nb::arg("weight"), nb::arg("first"), array("a"), array("b"), nb::arg("scale"),
+        .def("append", &append_update, nb::arg("weight"), nb::arg("first"), array("a"), array("b"), nb::arg("scale"),
              nb::keep_alive<1, 2>())
         .def("append_table", &append_table, array("b"), nb::arg("scale"))
         .def_prop_ro("nbytes", [](const mlxr::PythonAdapter& self) { return self.adapter.bytes(); });

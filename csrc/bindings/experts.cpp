@@ -63,7 +63,7 @@ void make_router(PythonRouter* self, int64_t experts, int64_t used, const std::s
     new (self) PythonRouter(std::move(router));
 }
 
-void append(PythonExperts& self, PythonWeight& up, PythonWeight& down) {
+void append_expert(PythonExperts& self, PythonWeight& up, PythonWeight& down) {
     self.experts.append(up.weight, down.weight);
     up.used = down.used = true;
 }
@@ -133,7 +133,7 @@ void bind_experts(nb::module_& m) {
                 new (self) PythonExperts{mlxr::Experts(kind, numbers)};
             },
             nb::arg("activation"), nb::arg("parameters") = std::vector<float>())
-        .def("append", &append, nb::arg("up"), nb::arg("down"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
+        .def("append", &append_expert, nb::arg("up"), nb::arg("down"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
         .def("limit", &limit, nb::arg("runtime"), nb::arg("slots"), "Keeps the weights of so many in memory at a time.")
         .def("list_use", &list_use, "(rows of each, steps, experts that had rows in these, experts that were read).");
     m.def("route", &route, nb::arg("runtime"), array("logits"), nb::arg("router"), array("chosen"), array("shares"));

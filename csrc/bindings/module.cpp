@@ -84,8 +84,8 @@ void check_size(const char* what, size_t has, size_t wants) {
         (std::string(what) + " is " + std::to_string(has) + ", expected " + std::to_string(wants)).c_str());
 }
 
-void append(mlxr::PythonWeight& self, mlxr::Runtime& runtime, const std::string& type_name, int64_t rows,
-            ConstBytes data, std::optional<ConstVector> bias) {
+void append_part(mlxr::PythonWeight& self, mlxr::Runtime& runtime, const std::string& type_name, int64_t rows,
+                 ConstBytes data, std::optional<ConstVector> bias) {
     const mlxr::Type type = mlxr::find_type(type_name);
     self.weight.check(type, rows, data.size());
     if (bias) check_size("linear weight: length of bias", bias->size(), static_cast<size_t>(rows));
@@ -255,8 +255,9 @@ NB_MODULE(_native, m) {
         .def_static("now_ns", &mlxr::Tally::now_ns, "The clock of a profile.");
     nb::class_<mlxr::PythonWeight>(m, "LinearWeight", "One or several weights that share their input, repacked.")
         .def(nb::init<int64_t>(), nb::arg("in_features"))
-        .def("append", &append, nb::arg("runtime"), nb::arg("type_name"), nb::arg("rows"), nb::arg("data").noconvert(),
-             nb::arg("bias").noconvert().none(), "Adds a weight given as raw blocks; its outputs follow those so far.")
+        .def("append", &append_part, nb::arg("runtime"), nb::arg("type_name"), nb::arg("rows"),
+             nb::arg("data").noconvert(), nb::arg("bias").noconvert().none(),
+             "Adds a weight given as raw blocks; its outputs follow those so far.")
         .def("leave", &leave, nb::arg("type_name"), nb::arg("rows"), nb::arg("data").noconvert(),
              nb::arg("bias").noconvert().none(),
              "Adds a weight whose raw blocks stay in the file that they are mapped from.")

@@ -23,8 +23,8 @@ constexpr int64_t kShareTokens = 516;
 static_assert(kShareTokens % kTileTokens == 0);
 // The last runs are cut in so many shares of tokens, so that the threads end together.
 constexpr int64_t kLastRuns = 1;
-constexpr int64_t kLastTokens = 84;
-static_assert(kLastTokens % kTileTokens == 0);
+constexpr int64_t kLastRunTokens = 84;
+static_assert(kLastRunTokens % kTileTokens == 0);
 
 // Of one thread. Sums are those of a panel kernel's tokens, or of all tokens when the panels come in chunks.
 struct PairScratch {
@@ -123,7 +123,7 @@ GatedTasks::GatedTasks(std::vector<GatedCall> calls, int threads) : calls_(std::
     for (size_t i = 0; i < calls_.size(); ++i) {
         const int64_t tokens = calls_[i].gate_up.tokens();
         for (int64_t run = 0; run < runs_of(calls_[i]); ++run, --left) {
-            const int64_t step = left <= kLastRuns * threads ? kLastTokens : kShareTokens;
+            const int64_t step = left <= kLastRuns * threads ? kLastRunTokens : kShareTokens;
             for (int64_t first = 0; first < tokens; first += step) {
                 runs_.push_back({i, run, first, std::min(tokens, first + step)});
             }

@@ -12,7 +12,7 @@ using Part = LinearWeight::Part;
 
 // The last panels for each thread go one by one, and their tokens are cut, so that the threads end together.
 constexpr int64_t kLastPanels = 4;
-constexpr int64_t kLastTokens = 132;
+constexpr int64_t kLastPanelTokens = 132;
 
 // Pieces that need no panels are longer, as each begins with nothing at hand.
 constexpr int64_t kRowsPanels = 8;
@@ -140,7 +140,7 @@ void PieceTasks::cut(std::span<const LinearCall> calls, int threads) {
     const int64_t last_panels = kLastPanels * threads;
     const auto cut_part = [&](const LinearCall& call, const Part& part) {
         const int64_t panels = panels_of(part), tokens = call.tokens();
-        const int64_t cuts = std::max<int64_t>(1, tokens / kLastTokens);
+        const int64_t cuts = std::max<int64_t>(1, tokens / kLastPanelTokens);
         const bool unpacks = choose_kernel(call, part) == KernelName::panels;
         const int64_t most = unpacks ? kPiecePanels : kRowsPanels;
         for (int64_t panel = 0; panel < panels;) {

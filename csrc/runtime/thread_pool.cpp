@@ -77,12 +77,14 @@ std::atomic<unsigned>& fork_count() {
     return count;
 }
 
+}  // namespace
+
 #if defined(__linux__)
 // The processor each thread of a pool was last seen on. A woken thread is often put on the processor of the one that
 // woke it, where both then wait for each other until the scheduler notices: ten times as long as a short section takes.
-class Places {
+class ThreadPlaces {
   public:
-    explicit Places(int threads) : cpus_(static_cast<size_t>(threads)) {
+    explicit ThreadPlaces(int threads) : cpus_(static_cast<size_t>(threads)) {
         for (std::atomic<int>& cpu : cpus_) cpu.store(-1, std::memory_order_relaxed);
     }
 
@@ -122,16 +124,16 @@ class Places {
     std::vector<std::atomic<int>> cpus_;
 };
 #else
-class Places {
+class ThreadPlaces {
   public:
-    explicit Places(int) {}
+    explicit ThreadPlaces(int) {}
     void note(int) {}
     void leave_crowd(int) {}
 };
 #endif
 
 // The tasks [begin, end) of one thread, of which it does the first in any case.
-class alignas(64) Share {
+class alignas(64) TaskShare {
   public:
     void set(int begin, int end) {
         begin_ = begin;
@@ -161,8 +163,6 @@ class alignas(64) Share {
     std::atomic<uint64_t> taken_{0};  // from the front, and 2**32 times how many from the back
     int begin_ = 0, end_ = 0;
 };
-
-}  // namespace
 
 size_t Stretches::bytes() const {
     size_t bytes = 0;
@@ -204,8 +204,8 @@ struct ThreadPool::State {
     Stretches after;  // to ask for once it is over
 
     const int threads;
-    std::vector<Share> shares;
-    Places places;
+    std::vector<TaskShare> shares;
+    ThreadPlaces places;
     unsigned forks = 0;
     std::mutex mutex;
     std::condition_variable wake_workers, wake_caller;
@@ -224,10 +224,10 @@ struct ThreadPool::State {
     }
 
     void work_near(int thread) {
-        Share& own = shares[static_cast<size_t>(thread)];
+        TaskShare& own = shares[static_cast<size_t>(thread)];
         for (int task = own.begin(); task < own.end(); task = own.take_first()) fn(arg, task, thread);
         for (int next = 1; next < threads; ++next) {
-            Share& other = shares[static_cast<size_t>((thread + next) % threads)];
+            TaskShare& other = shares[static_cast<size_t>((thread + next) % threads)];
             for (int task; (task = other.take_last()) < other.end();) fn(arg, task, thread);
         }
     }
