@@ -306,6 +306,27 @@ def test_unloading_waits_for_answers_and_new_requests_are_refused(client: httpx.
     assert (done, len(text) > 100) == ([200], True)
 
 
+def test_one_that_is_unloaded_while_it_is_read_does_not_stay(
+    make_server: MakeServer, files: Path, wanted: dict[str | None, str]
+) -> None:
+    server = make_server(import_folders=str(files), adapter_bytes="1M", strict_model_names=True)
+    adapters = server.app.state.parts.pool.running()[0].session.adapters
+    provide, unloaded = adapters.provide, []
+
+    def unload_and_provide(*arguments: object) -> object:
+        with server.client() as other:
+            unloaded.append(other.post("/v1/unload_lora_adapter", json={"lora_name": "one"}).status_code)
+        return provide(*arguments)
+
+    with server.client() as client:
+        client.post("/v1/load_lora_adapter", json={"lora_name": "one", "lora_path": "one.gguf"})
+        adapters.forget(server.app.state.parts.served.adapters.get("one"))
+        adapters.provide = unload_and_provide
+        assert text_of(complete(client, "one")) == wanted["one"]
+        assert unloaded == [200]
+        wait_until(lambda: client.get("/v1/admin/adapters").json()["held_bytes"] == 0)
+
+
 def test_the_cache_keeps_adapters_apart(client: httpx.Client) -> None:
     """A long prompt is found again only with the same adapter, by whatever name."""
     prompt = "def f(x):\n    return x\n" * 20

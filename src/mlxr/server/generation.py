@@ -96,7 +96,7 @@ async def _acquire(
             listed = await adapters.listed.find(lease.record.short_name)
             shares = [(record, scales[record.name]) for record in listed if record.name in scales]
         if shares:
-            lease.adapter = await lease.session.adapters.bring_sum(shares)
+            lease.adapter = await lease.session.adapters.bring_sum(shares, adapters.is_served)
             lease.adapter_name = " + ".join(record.name for record, _ in shares)
             for record, _ in shares:
                 lease.session.adapters.count_request(record.name)

@@ -311,6 +311,11 @@ class ServedAdapters:
         self._forget()
         return record
 
+    def is_served(self, record: AdapterRecord) -> bool:
+        """Return False if the adapter has been taken back. Does not wait for the disk."""
+        name, kept = record.name.lower(), self._kept
+        return name in self._given or (kept is not None and name in kept[1])
+
     def read_scales(self, base: str) -> Mapping[str, float]:
         """Return the factors, by adapter, for requests to a model that name no adapter; empty if they use none."""
         return self._scales.get(base.lower(), {})
@@ -375,8 +380,14 @@ async def load_adapter(
     except (FormatError, ModelError) as error:
         raise ServerError(400, "model_unusable", str(error), "path") from error
     lease = await borrow(request, record.base, exact=True)
-    await until_disconnected(request, lease.session.adapters.bring(record))
-    await look(request, partial(served.adapters.give, record, replaces=replaces))
+    loaded = lease.session.adapters
+    try:
+        await until_disconnected(request, loaded.bring(record))
+        await look(request, partial(served.adapters.give, record, replaces=replaces))
+    except BaseException:
+        if not served.adapters.is_served(record):
+            loaded.forget(record)
+        raise
     return record
 
 

@@ -189,8 +189,11 @@ class Adapters:
             del entry
 
         def look() -> None:
-            if number not in self._held and look in self._waiting:
-                self._waiting.remove(look)
+            with self._lock:  # as two threads may look at once
+                is_gone = number not in self._held and look in self._waiting
+                if is_gone:
+                    self._waiting.remove(look)
+            if is_gone:
                 on_gone()
 
         self._waiting.append(look)
@@ -256,9 +259,23 @@ class SessionAdapters(Adapters):
             found = await self._require_reader().run(self.provide, record.name, record.path, record.digest)
         return found
 
-    async def bring_sum(self, shares: Sequence[tuple[AdapterRecord, float]]) -> Adapter | None:
-        """Return the sum of the adapters of records, in their order, each times its factor; otherwise as `bring`."""
-        return add_adapters([(await self.bring(record), factor) for record, factor in shares])
+    async def bring_sum(
+        self, shares: Sequence[tuple[AdapterRecord, float]], is_served: Callable[[AdapterRecord], bool]
+    ) -> Adapter | None:
+        """Return the sum of the adapters of records, in their order, each times its factor; otherwise as `bring`.
+
+        One that is served no more, as it was unloaded while it was read, is gone when the last answer with it ends.
+        """
+        found = []
+        for record, factor in shares:
+            found.append((await self.bring(record), factor))
+            if not is_served(record):
+                self.forget(record)
+        return add_adapters(found)
+
+    def forget(self, record: AdapterRecord) -> None:
+        """Forget the adapter of a record, if it is loaded, once no answer uses it any more."""
+        self.release(record.name, lambda: None)
 
     async def unload_and_wait(self, name: str) -> None:
         """Forget an adapter, and wait until no answer uses it any more."""
