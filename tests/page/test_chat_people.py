@@ -18,7 +18,6 @@ from test_chat_content import MARKDOWN, TOOL
 from conftest import MakePageServer, OpenTab
 
 
-@pytest.mark.smoke
 def test_a_phone_has_room_for_everything(server: PageServer, tab: OpenTab) -> None:
     page = tab(server, width=360, height=640, has_touch=True).page
     expect(page.get_by_role("button", name="Send")).to_be_in_viewport(ratio=1)

@@ -64,7 +64,6 @@ def test_sixteen_requests_are_seen_as_they_run(engine: Page, server: PageServer)
     wait_until(lambda: count_of(engine, "Private") == 0, 20)
 
 
-@pytest.mark.smoke
 def test_the_legend_counts_what_the_cache_holds(engine: Page, server: PageServer) -> None:
     with server.client() as client:
         client.post("/v1/completions", json={"prompt": "import sys\n" * 60, "max_tokens": 1})

@@ -77,7 +77,6 @@ def list_models(server: PageServer, path: str) -> list[str]:
         return [model["name"] for model in client.get(path).json()["models"]]
 
 
-@pytest.mark.smoke
 def test_a_page_of_another_site_changes_nothing(server: PageServer, foreign_page: Page) -> None:
     before = list_models(server, "/api/tags")
     results = foreign_page.evaluate(ATTACKS, server.url)

@@ -44,7 +44,6 @@ def models(visit: Visit, server: PageServer) -> Page:
     return visit.page
 
 
-@pytest.mark.smoke
 def test_the_list_says_what_the_models_are(models: Page) -> None:
     expect(row_of(models, "demo")).to_contain_text("llama · 19.9M · Q8_0 · 2,048 tokens of context")
     expect(row_of(models, "demo")).to_contain_text("20 MiB")

@@ -61,6 +61,7 @@ def test_an_environment_leaves_the_interpreter_as_it_is(checkout: Path) -> None:
     assert interpreter.stat().st_mtime == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "files", "expected"),
     [

@@ -127,6 +127,7 @@ EXAMPLES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(("name", "expected"), EXAMPLES.items())
 def test_examples_run(name: str, expected: str) -> None:

@@ -110,6 +110,7 @@ def test_a_program_is_bounded_and_started_again(client: httpx.Client, monkeypatc
     assert "has more than 3 tools" in reply.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_programs_end_with_the_server(make_server: MakeServer, tmp_path: Path) -> None:
     """Also a program that does not end when its input is closed, and the processes that it started."""
     pids = tmp_path / "pids"

@@ -54,6 +54,7 @@ def serving(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_answers_and_ends_in_order(number: signal.Signals, serving: tuple[subprocess.Popen[str], str]) -> None:
     process, url = serving
