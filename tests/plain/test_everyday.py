@@ -64,6 +64,15 @@ def test_one_case_stands_for_many_and_not_always_the_first() -> None:
     assert {cases.index(case) for cases, case in zip(tests, kept, strict=True)} == {0, 1, 2}
 
 
+@pytest.mark.parametrize("folder", ["server", "cli", "service"])
+def test_of_what_starts_servers_every_second_test_runs_unless_it_is_changed(folder: str) -> None:
+    cases = [make_case(f"tests/{folder}/test_x.py::test_{number}") for number in range(60)]
+    kept = choose(cases)
+    assert 20 < len(kept) < 40
+    assert kept == choose(kept)
+    assert choose(cases, f"tests/{folder}/test_x.py") == cases
+
+
 @pytest.mark.parametrize("is_quick", [False, True])
 def test_slow_tests_are_left_out(is_quick: bool) -> None:
     slow, other = make_case("tests/cache/test_x.py::test_a", ("slow",)), make_case("tests/cache/test_x.py::test_b")

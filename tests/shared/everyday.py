@@ -3,8 +3,9 @@
 - `--thorough`, as in continuous integration: every test; `--exhaustive` has random ones at full length (amounts.py).
 - Every day: tests that are marked `slow` are left out. Of a test whose package is changed so many cases run that each
   value of each parameter is in one; where it is marked `sampled(n)`, every n-th of these. Of other packages one case of
-  each test runs; those of tests/project always run, as they look at all packages. Of the folders that take longest, the
-  GPU's kernels and the page, it is the first case of each test marked `smoke`, unless their sources are changed.
+  each test runs, and of those that start servers and commands, every second test; those of tests/project always run, as
+  they look at all packages. Of the folders that take longest, the GPU's kernels and the page, it is the first case of
+  each test marked `smoke`, unless their sources are changed.
 - `--quick`: of the packages that are changed, the first case of each test, and all cases that run every day of the
   files of tests that are changed; of the folders that need no model, the first case of each test.
 
@@ -28,6 +29,7 @@ SMOKE = {  # folder of tests: the sources that they are about
     "gpu": re.compile(r"src/mlxr/kernels/(gpu/|.*(gpu\w*\.py|\.body|\.h)$)|tests/gpu/"),
     "page": re.compile(r"web/|src/mlxr/server/page|tests/page/"),
 }
+HALVED = ("server", "cli", "service")  # every second test runs unless the package is changed
 WHOLE = "project"  # these tests look at all packages
 ALWAYS_QUICK = ("plain", "project", "formats", "tokenizers", "templates", "cache")
 # The tests of a package lie in the folder of its name, with these exceptions.
@@ -59,7 +61,8 @@ def choose(cases: Sequence[Any], *, is_quick: bool, changed: Iterable[str]) -> l
         else:
             sampled = group[0].get_closest_marker("sampled")
             chosen = cover(group)[:: sampled.args[0] if sampled else 1]
-            chosen = chosen if is_changed or folder == WHOLE else [stand_in(chosen)]
+            if not is_changed and folder != WHOLE:
+                chosen = [] if folder in HALVED and _hash(group[0]) % 2 else [stand_in(chosen)]
         kept.update(map(id, chosen))
     return [case for case in cases if id(case) in kept]
 
@@ -82,7 +85,7 @@ def stand_in(cases: Sequence[Any]) -> Any:
     """Return the case of one test that stands for all, the same in each run. Its place is made of the test's name, so
     that it is not the first, and often the plainest, of every test.
     """
-    return cases[crc32(cases[0].nodeid.partition("[")[0].encode()) % len(cases)]
+    return cases[_hash(cases[0]) // 2 % len(cases)]
 
 
 def find_touched(changed: Iterable[str]) -> set[str]:
@@ -117,6 +120,11 @@ def _group(cases: Iterable[Any]) -> list[list[Any]]:
 def _values(case: Any) -> set[tuple[str, int]]:
     spec = getattr(case, "callspec", None)
     return set(spec.indices.items()) if spec is not None else set()
+
+
+def _hash(case: Any) -> int:
+    """Return a number made of the test's name."""
+    return crc32(case.nodeid.partition("[")[0].encode())
 
 
 def _path(case: Any) -> str:
