@@ -125,6 +125,7 @@ class TextIndex(VectorStore):
         super().__init__(path, f"{identity}, passages of {characters}")
         self._characters = characters
         self._loaded: tuple[list[bytes], Vector] | None = None
+        self._is_whole = False  # every passage has its vector
 
     def update(self, folder: Path, embed: Embed, progress: Report | None = None) -> Change:
         """Read the files that are new or changed, forget those that are gone, and compute missing vectors.
@@ -147,9 +148,13 @@ class TextIndex(VectorStore):
                 skipped.append(f"{path}: {error}")
                 passages = []
             self._replace(path, found[path], passages)
-        missing = "SELECT DISTINCT text FROM chunks WHERE digest NOT IN (SELECT digest FROM vectors)"
-        texts = [text for (text,) in self._db.execute(missing)]
-        computed = self.fill(texts, lambda wanted: map(scale_vector, embed(wanted)), progress) if texts else 0
+        computed = 0
+        if gone or changed or not self._is_whole:
+            self._is_whole = False
+            missing = "SELECT DISTINCT text FROM chunks WHERE digest NOT IN (SELECT digest FROM vectors)"
+            texts = [text for (text,) in self._db.execute(missing)]
+            computed = self.fill(texts, lambda wanted: map(scale_vector, embed(wanted)), progress) if texts else 0
+            self._is_whole = True
         if gone or changed:
             self._db.execute("DELETE FROM vectors WHERE digest NOT IN (SELECT digest FROM chunks)")
         if gone or changed or computed:
@@ -264,18 +269,33 @@ def read_text(path: Path) -> str:
 
 
 def _list_files(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:
-    for place, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            path = Path(place, name)
-            if name.startswith(".") or path.suffix.lower() not in SUFFIXES or path.is_symlink():
+    """Yield the path below the folder of each text file, with the time of its change and its size.
+
+    Each question looks at all files, and a `Path` for each would take most of the time of its answer.
+    """
+    places = [""]
+    while places:
+        place = places.pop()
+        try:
+            with os.scandir(folder / place) as entries:
+                found = sorted(entries, key=lambda entry: entry.name)
+        except OSError:
+            continue
+        folders = []
+        for entry in found:
+            path = f"{place}{entry.name}"
+            if entry.name.startswith(".") or entry.is_symlink():
                 continue
-            try:
-                stat = path.stat()
-                os.fsencode(path).decode()
-            except (OSError, UnicodeDecodeError):
-                continue
-            yield path.relative_to(folder).as_posix(), (stat.st_mtime_ns, stat.st_size)
+            if entry.is_dir():
+                folders.append(f"{path}/")
+            elif entry.name[entry.name.rfind(".") :].lower() in SUFFIXES:
+                try:
+                    stat = entry.stat()
+                    path.encode()
+                except (OSError, UnicodeEncodeError):
+                    continue
+                yield path, (stat.st_mtime_ns, stat.st_size)
+        places += reversed(folders)
 
 
 def _join(blobs: Sequence[bytes]) -> Vector:
