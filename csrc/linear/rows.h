@@ -21,8 +21,7 @@ MLXR_INLINE void add_words(const Ints* w, const int8_t* values, Ints* sums) {
 
 // sums[m] += a group of the row times the same of the M tokens whose items begin at `at`.
 template <Form F, bool Wide, int Zero, int M>
-MLXR_INLINE void add_group(const Ints* w, const Scales& s, int g, const Activations& a, int64_t at,
-                           Total<F>* sums) {
+MLXR_INLINE void add_group(const Ints* w, const Scales& s, int g, const Activations& a, int64_t at, Total<F>* sums) {
     const int8_t* values = a.values + 32 * at;
     Ints products[M];
     if constexpr (is_fine(F) || F == Form::halved) {
