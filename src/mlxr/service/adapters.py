@@ -274,7 +274,7 @@ class SessionAdapters(Adapters):
         return add_adapters(found)
 
     def forget(self, record: AdapterRecord) -> None:
-        """Forget the adapter of a record, if it is loaded, once no answer uses it any more."""
+        """Forget the adapter of a record if it is loaded; its memory is free once no answer uses it."""
         self.release(record.name, lambda: None)
 
     async def unload_and_wait(self, name: str) -> None:
