@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -357,8 +358,13 @@ def _fingerprint(ctx: Context, parts: ModelFiles) -> bytes:
     elif ctx.module is None:
         digest.update(f"{ctx.device}: numpy {np.__version__}".encode())
     else:
-        digest.update(Path(ctx.module.__file__).read_bytes())
+        digest.update(_hash_file(ctx.module.__file__))
     return digest.digest()
+
+
+@cache
+def _hash_file(path: str) -> bytes:
+    return hashlib.sha256(Path(path).read_bytes()).digest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ WORDS = (  # typer's messages, and ours
     (r"\.?\s*Choose from:\s*", "; it is one of "),
     (r",\s+", ", "),
 )
-COLLECT_EVERY = 10_000  # new objects; Python's default of 700 makes imports slow, as each collection visits all objects
+COLLECT_EVERY = 10_000  # new objects, while a command runs; Python's default is 700
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if COMPLETION_VARIABLE not in os.environ and given in ([], ["--help"], ["-h"], [ALL_FLAGS]):
                 result = _print_help()
             else:
-                with end_on_interrupt():
+                with end_on_interrupt(), _collect_nothing():
                     app = build_app(given)
                 words = ["--help" if word == ALL_FLAGS else word for word in given]
                 result = app(args=words, prog_name="mlxr", standalone_mode=False)
@@ -330,6 +330,18 @@ def _collect_seldom() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
+
+
+@contextmanager
+def _collect_nothing() -> Iterator[None]:
+    """Imports make hardly anything but what stays."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _format_line(message: str) -> str:

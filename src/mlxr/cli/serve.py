@@ -10,6 +10,7 @@ import webbrowser
 from dataclasses import replace
 from typing import Annotated
 
+import numpy  # noqa: F401 -- here, as deep in nested imports each call maps a new part of Python's stack (20 ms)
 import typer
 from starlette.applications import Starlette
 
