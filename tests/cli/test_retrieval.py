@@ -75,9 +75,11 @@ def test_what_is_interrupted_or_killed_computes_nothing_twice(encoder: Path, tmp
                 assert process.poll() is None, process.stderr.read() if process.stderr else None
                 time.sleep(0.002)
             process.send_signal(ending)
-            process.wait(60)
+            _, notes = process.communicate(timeout=60)
         assert not out.exists()
         before, kept = kept, count_vectors(part)
+        told = f"interrupted: {kept} of {TEXTS} vectors are kept; the same command goes on from there"
+        assert (told in notes.decode()) == (ending == signal.SIGINT)
         assert before + 100 <= kept < TEXTS
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert f"{TEXTS} texts: {TEXTS - kept} vectors computed, {kept} were there" in done.stderr

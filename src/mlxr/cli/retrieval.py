@@ -209,7 +209,11 @@ def _write_vectors(settings: Settings, wanted: Wanted, files: Sequence[Path], ou
         show_progress("embedding") as progress,
     ):
         distinct = len({text for _, _, text in texts})
-        computed = store.fill([text for _, _, text in texts], compute, progress)
+        try:
+            computed = store.fill([text for _, _, text in texts], compute, progress)
+        except KeyboardInterrupt:
+            print_note(f"interrupted: {len(store)} of {distinct} vectors are kept; the same command goes on from there")
+            raise
         _save(out, texts, store.read([text for _, _, text in texts]))
         store.delete()
     print_note(

@@ -83,6 +83,10 @@ class VectorStore(Closes):
         except sqlite3.Error as error:
             raise MlxrError(f"{path}: cannot be used as a file of vectors: {error}; delete it to begin anew") from error
 
+    def __len__(self) -> int:
+        count: int = self._db.execute("SELECT COUNT(*) FROM vectors").fetchone()[0]
+        return count
+
     def fill(self, texts: Sequence[str], embed: Embed, progress: Report | None = None) -> int:
         """Compute and store the vectors of those texts that have none; returns their number."""
         wanted = {digest_text(text): text for text in texts}
