@@ -69,6 +69,10 @@ def test_what_is_interrupted_or_killed_computes_nothing_twice(encoder: Path, tmp
     command = [sys.executable, "-m", "mlxr", "embed", str(encoder), str(tmp_path / "texts.jsonl"), "--out", str(out)]
     command += ["--threads", "1"]
     kept = 0
+    with LLM(encoder, threads=1) as llm, VectorStore(part, "another") as other:
+        other.fill(["of", "other files"], lambda others: map(np.array, llm.embed(others)))
+        assert (other.count(["of", "of", "the cat"]), other.count([])) == (1, 0)
+        other.delete()
     for ending in (signal.SIGKILL, signal.SIGINT):
         with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
             while count_vectors(part) < kept + 100:

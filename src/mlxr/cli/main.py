@@ -43,7 +43,7 @@ WORDS = (  # typer's messages, and ours
     (r"\.?\s*Choose from:\s*", "; it is one of "),
     (r",\s+", ", "),
 )
-COLLECT_EVERY = 10_000  # new objects, while a command runs; Python's default is 700
+COLLECT_EVERY = 10_000  # new objects, while a command runs; at Python's default of 700, later imports are slow as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +334,7 @@ def _collect_seldom() -> Iterator[None]:
 
 @contextmanager
 def _collect_nothing() -> Iterator[None]:
-    """Imports make hardly anything but what stays."""
+    """Collect no garbage while modules are imported: nearly all that they make stays."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -206,15 +206,17 @@ def _write_vectors(settings: Settings, wanted: Wanted, files: Sequence[Path], ou
     with (
         _open_embedder(settings, wanted, url) as (compute, identity),
         VectorStore(out.with_name(f"{out.name}.partial"), identity) as store,
-        show_progress("embedding") as progress,
     ):
-        distinct = len({text for _, _, text in texts})
+        wanted_texts = [text for _, _, text in texts]
+        distinct = len(set(wanted_texts))
         try:
-            computed = store.fill([text for _, _, text in texts], compute, progress)
+            with show_progress("embedding") as progress:
+                computed = store.fill(wanted_texts, compute, progress)
         except KeyboardInterrupt:
-            print_note(f"interrupted: {len(store)} of {distinct} vectors are kept; the same command goes on from there")
+            kept = store.count(wanted_texts)
+            print_note(f"interrupted: {kept} of {distinct} vectors are kept; the same command goes on from there")
             raise
-        _save(out, texts, store.read([text for _, _, text in texts]))
+        _save(out, texts, store.read(wanted_texts))
         store.delete()
     print_note(
         f"{len(texts)} texts: {computed} vectors computed, {distinct - computed} were there, "

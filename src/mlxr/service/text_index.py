@@ -83,9 +83,9 @@ class VectorStore(Closes):
         except sqlite3.Error as error:
             raise MlxrError(f"{path}: cannot be used as a file of vectors: {error}; delete it to begin anew") from error
 
-    def __len__(self) -> int:
-        count: int = self._db.execute("SELECT COUNT(*) FROM vectors").fetchone()[0]
-        return count
+    def count(self, texts: Sequence[str]) -> int:
+        """Return how many different texts of these have a vector; the file may hold those of other texts, too."""
+        return len(self._list_digests() & set(map(digest_text, texts)))
 
     def fill(self, texts: Sequence[str], embed: Embed, progress: Report | None = None) -> int:
         """Compute and store the vectors of those texts that have none; returns their number."""
