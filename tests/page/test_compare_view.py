@@ -39,6 +39,20 @@ def test_two_answers_stand_side_by_side(compare: Page) -> None:
     expect(compare.get_by_role("button", name="Earlier questions")).to_have_count(0)
 
 
+def test_a_usual_question_that_comes_late_leaves_what_is_being_typed(visit: Visit, server: PageServer) -> None:
+    page, held = visit.page, list[Route]()
+    page.route("**/v1/admin/info", lambda route: held.append(route))
+    page.goto("about:blank")
+    page.goto(f"{server.url}/#/compare")
+    question = page.get_by_label("One question for all")
+    question.focus()
+    wait_until(lambda: page.evaluate("true") and bool(held), 20)
+    held[0].continue_()
+    expect(page.get_by_role("region", name="A", exact=True)).to_contain_text("(default)")
+    question.press_sequentially(QUESTION)
+    expect(question).to_have_value(QUESTION)
+
+
 def test_two_models_answer(compare: Page, server: PageServer) -> None:
     choose_model(compare, "demo-draft", compare.get_by_role("region", name="B", exact=True))
     for side in ("A", "B"):

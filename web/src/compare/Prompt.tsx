@@ -57,6 +57,8 @@ export function Prompt({ label, verb, isRunning, onAsk, onStop, note, beside, ch
             rows={3}
             dir="auto"
             value={prompt}
+            // From here on the text is the reader's: a question that comes late would end up within it.
+            onFocus={() => setTyped(prompt)}
             onChange={(event) => setTyped(event.target.value)}
             onKeyDown={(event) => {
               if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) ask();
