@@ -15,22 +15,32 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mlxr.core.errors import MlxrError
-    from mlxr.core.events import Event, Finish, TextDelta, TokenInfo
-    from mlxr.core.types import DraftOptions, FinishReason, Grammar, SamplingParams, TokenLogprob, Usage
+    from mlxr.core.types import (
+        DraftOptions,
+        Event,
+        Finish,
+        FinishReason,
+        Grammar,
+        SamplingParams,
+        TextDelta,
+        TokenInfo,
+        TokenLogprob,
+        Usage,
+    )
     from mlxr.llm import LLM, Completion
 
 _HOMES = {
     "Completion": "mlxr.llm",
     "DraftOptions": "mlxr.core.types",
-    "Event": "mlxr.core.events",
-    "Finish": "mlxr.core.events",
+    "Event": "mlxr.core.types",
+    "Finish": "mlxr.core.types",
     "FinishReason": "mlxr.core.types",
     "Grammar": "mlxr.core.types",
     "LLM": "mlxr.llm",
     "MlxrError": "mlxr.core.errors",
     "SamplingParams": "mlxr.core.types",
-    "TextDelta": "mlxr.core.events",
-    "TokenInfo": "mlxr.core.events",
+    "TextDelta": "mlxr.core.types",
+    "TokenInfo": "mlxr.core.types",
     "TokenLogprob": "mlxr.core.types",
     "Usage": "mlxr.core.types",
 }

@@ -11,7 +11,7 @@ import logging
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxr.core.errors import ModelError
+from mlxr.core.frozen import frozen
 from mlxr.formats import TensorToWrite, WeightSource, by_name, open_gguf, read_adapter, write_gguf
 from mlxr.formats.recipes import RECIPES, find_recipe, is_converted, tensor_type
 from mlxr.kernels.linear import LinearWeight
@@ -192,7 +193,7 @@ _DATASETS, _CHUNKS, _CHUNK_TOKENS = "imatrix.datasets", "imatrix.chunk_count", "
 _LEAST = np.float32(1e-7)  # of the largest: what a column counts whose input was always 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Importance:
     """By a tensor's name the sums of the squares of each column of its input, f32 (matrices, columns), and of how many
     rows (matrices,): one matrix, or each of a stack of experts. `datasets` the texts, in `chunks` of so many tokens.

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxr.core.errors import DeviceError, ModelError
+from mlxr.core.frozen import frozen
 from mlxr.core.tables import WEIGHT_TYPES
 from mlxr.core.types import Closes
 from mlxr.formats import (
@@ -130,7 +131,7 @@ class Group(Protocol):
         """Release the other GPUs."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LoadedModel(Closes):
     """A model ready to run. `weight_bytes` are what the weights take in memory, `file_bytes` what they take on disk;
     both include a tower.
@@ -367,7 +368,7 @@ def _hash_file(path: str) -> bytes:
     return hashlib.sha256(Path(path).read_bytes()).digest()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AdapterSummary:
     """An adapter's `format` ("gguf" or "safetensors"), largest `rank`, number of updated `weights`, and files."""
 

@@ -25,9 +25,8 @@ from mlxr.cli.main import main
 from mlxr.cli.run import names_model, split_words
 from mlxr.cli.terminal import Markdown, show_progress
 from mlxr.core.errors import ContextFull
-from mlxr.core.events import Finish
 from mlxr.core.settings import resolve
-from mlxr.core.types import FinishReason, SamplingParams
+from mlxr.core.types import Finish, FinishReason, SamplingParams
 from mlxr.llm import LLM
 
 Run = Callable[..., str]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from encoder_folder import make_encoder_folder
 
 from mlxr import LLM
 from mlxr.cli.main import main
@@ -87,17 +88,19 @@ def test_import_and_copies_leave_the_file_alone(mlxr: Run, own_file: Path, model
     assert not (models_folder / "blobs").exists()
 
 
-def test_ones_own_model_answers_before_the_demo(mlxr: Run, own_file: Path) -> None:
+def test_ones_own_model_answers_before_the_demo(mlxr: Run, own_file: Path, tmp_path: Path) -> None:
     def ask(*words: str) -> object:
         return json.loads(mlxr("run", *words, "--max-tokens", 1, "--json"))["model"]
 
-    assert ask("Hi") == "demo"
+    mlxr("import", make_encoder_folder(tmp_path / "texts", "bert"), "vectors")
+    assert json.loads(mlxr("show", "vectors", "--json"))["record"]["capabilities"] == ["embedding"]
+    assert ask("Hi") == "demo"  # an encoder writes nothing
     mlxr("import", own_file, "first")
     assert ask("Hi") == "first"
     mlxr("cp", "first", "second")
     assert ask("Hi") == "first"  # it was used last
     assert (ask("second", "Hi"), ask("Hi")) == ("second", "second")
-    mlxr("rm", "second", "first")
+    mlxr("rm", "second", "first", "vectors")
     assert ask("Hi") == "demo"
 
 

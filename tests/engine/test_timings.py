@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from fake_model import FakeModel, answer_of, expect_greedy, make_engine, run_all
 
-from mlxr.core.events import PromptProgress
-from mlxr.core.types import SamplingParams, Timings
+from mlxr.core.types import PromptProgress, SamplingParams, Timings
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.sequence import TokenEvent
 

@@ -26,9 +26,8 @@ from test_adapters import write_peft
 from test_draft_head_text import poison_free_pages
 
 from mlxr.core.errors import SettingError
-from mlxr.core.events import Event
 from mlxr.core.settings import Settings
-from mlxr.core.types import DraftOptions, Grammar, SamplingParams
+from mlxr.core.types import DraftOptions, Event, Grammar, SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.speculative.drafters import Lookup, PredictedLookup
 from mlxr.loading import LoadedModel

@@ -11,8 +11,18 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta, TokenInfo, ToolCallDelta
-from mlxr.core.types import FinishReason, Timings, TokenLogprob, Usage
+from mlxr.core.types import (
+    Event,
+    Finish,
+    FinishReason,
+    ReasoningDelta,
+    TextDelta,
+    Timings,
+    TokenInfo,
+    TokenLogprob,
+    ToolCallDelta,
+    Usage,
+)
 from mlxr.server.anthropic.messages import MessageEvents
 from mlxr.server.openai.chat import ChatChunks, render_chat
 from mlxr.server.openai.completions import TextChoice, render_completion

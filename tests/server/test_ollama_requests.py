@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from running_server import MakeServer
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta, ToolCallDelta
-from mlxr.core.types import FinishReason, Timings, Usage
+from mlxr.core.types import Event, Finish, FinishReason, ReasoningDelta, TextDelta, Timings, ToolCallDelta, Usage
 from mlxr.server.ollama.answers import ChatMessage, list_messages, read_keep_alive
 from mlxr.server.ollama.reply import Part, Parts
 

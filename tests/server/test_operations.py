@@ -17,8 +17,8 @@ import pytest
 from gated_model import Gate
 from running_server import MakeServer, RunningServer, post_and_leave, used_pages, wait_until
 
-from mlxr.core.events import PromptProgress
 from mlxr.core.settings import Settings, resolve
+from mlxr.core.types import PromptProgress
 from mlxr.registry import Changes, ModelRecord
 from mlxr.server import activity
 from mlxr.server.activity import start_logging

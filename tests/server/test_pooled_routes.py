@@ -118,6 +118,11 @@ def test_documents_are_ranked_in_the_shape_that_is_asked_for(make_server: MakeSe
         chat = client.post("/v1/completions", json={"prompt": "a"})
         assert chat.status_code == 400
         assert "is an encoder, which writes no text" in chat.text
+        listed = {one["name"]: one["capabilities"] for one in client.get("/api/ps").json()["models"]}
+        assert [one for name, one in listed.items() if "ranks" in name] == [["embedding"]]
+        shown = client.post("/api/show", json={"model": str(path)})
+        assert shown.status_code == 200, shown.text
+        assert shown.json()["capabilities"] == ["embedding"]
 
 
 def test_vectors_in_the_shapes_of_several_apis(make_server: MakeServer, tmp_path: Path) -> None:

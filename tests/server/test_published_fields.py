@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 from test_dialect_events import EMPTY, HEAD, THOUGHTFUL, finish
 
-from mlxr.core.events import Event, PromptProgress, ReasoningDelta, TextDelta, ToolCallDelta
-from mlxr.core.types import FinishReason
+from mlxr.core.types import Event, FinishReason, PromptProgress, ReasoningDelta, TextDelta, ToolCallDelta
 from mlxr.server.anthropic.messages import MessageEvents
 from mlxr.server.openai.chat import ChatChunks
 from mlxr.server.openai.replies import StreamExtras

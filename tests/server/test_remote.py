@@ -19,9 +19,8 @@ from mlxr.cli import top
 from mlxr.cli.main import main
 from mlxr.cli.remote import RemoteModel
 from mlxr.core.errors import MlxrError
-from mlxr.core.events import Event, Finish, TextDelta
 from mlxr.core.settings import Settings
-from mlxr.core.types import FinishReason, SamplingParams
+from mlxr.core.types import Event, Finish, FinishReason, SamplingParams, TextDelta
 
 QUESTION = "What does os.path.join do?"
 Command = Callable[..., tuple[int, str, str]]

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from mlxr.core.events import Event
+from mlxr.core.types import Event
 from mlxr.service.reasoning import Thought
 from mlxr.service.streams import Completion, fold_events
 from mlxr.service.tools.format import CallPiece

@@ -13,8 +13,7 @@ import pytest
 from closed_answers import KINDS, MORE_TOKENS, MOST_TOKENS, answer, compare, is_whole, list_cases, read_bytes
 from whole_answers import load_demo, takes
 
-from mlxr.core.events import Event, TextDelta
-from mlxr.core.types import FinishReason, Grammar, SamplingParams
+from mlxr.core.types import Event, FinishReason, Grammar, SamplingParams, TextDelta
 from mlxr.engine.request import MaskSource
 from mlxr.llm import LLM
 from mlxr.service.closing import _Search

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from mlxr.core.events import Event, Finish, PromptProgress, ReasoningDelta, TextDelta, TokenInfo, ToolCallDelta
-from mlxr.core.types import FinishReason, Timings, TokenLogprob, Usage
+from mlxr.core.types import (
+    Event,
+    Finish,
+    FinishReason,
+    PromptProgress,
+    ReasoningDelta,
+    TextDelta,
+    Timings,
+    TokenInfo,
+    TokenLogprob,
+    ToolCallDelta,
+    Usage,
+)
 from mlxr.service.streams import AnswerFold, Change, ReplyFold, ToolCall, fold_events
 
 A, B = TokenInfo(TokenLogprob(1, -0.5)), TokenInfo(TokenLogprob(2, -0.25))

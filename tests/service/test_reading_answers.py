@@ -11,8 +11,7 @@ from fake_engine import EOS, STOP_MARK, PieceTokenizer, script_text
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta, ToolCallDelta
-from mlxr.core.types import FinishReason, SamplingParams, Usage
+from mlxr.core.types import Event, Finish, FinishReason, ReasoningDelta, SamplingParams, TextDelta, ToolCallDelta, Usage
 from mlxr.engine.sequence import TokenEvent
 from mlxr.service.answer import WRAPPERS, Answer, AnswerFormat, OutputParser
 from mlxr.service.reasoning import ReasoningSplitter, Tags

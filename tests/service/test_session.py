@@ -17,10 +17,18 @@ import pytest
 from cuts import fold_stream
 
 from mlxr.core.errors import EngineStopped, InvalidRequest, OutOfPages, QueueFull, TemplateError
-from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta, ToolCallDelta
 from mlxr.core.settings import Settings
 from mlxr.core.stats import EvictionCause
-from mlxr.core.types import FinishReason, Grammar, SamplingParams
+from mlxr.core.types import (
+    Event,
+    Finish,
+    FinishReason,
+    Grammar,
+    ReasoningDelta,
+    SamplingParams,
+    TextDelta,
+    ToolCallDelta,
+)
 from mlxr.service.opening import open_model
 from mlxr.service.requests import ChatRequest, NamedTool, TextRequest, Tool
 from mlxr.service.session import FEW_TEXTS, GROUP_CHARACTERS, Session, map_ahead

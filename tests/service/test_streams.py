@@ -27,8 +27,7 @@ from hypothesis import strategies as st
 from service_models import open_demo
 
 from mlxr.core.errors import InvalidRequest, QueueFull, TemplateError
-from mlxr.core.events import Event, Finish, TextDelta
-from mlxr.core.types import FinishReason, SamplingParams, Usage
+from mlxr.core.types import Event, Finish, FinishReason, SamplingParams, TextDelta, Usage
 from mlxr.service.requests import find_message_ends
 from mlxr.service.streams import Completion, fold_events
 

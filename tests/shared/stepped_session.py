@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from mlxr.core.events import Event, Finish
+from mlxr.core.types import Event, Finish
 from mlxr.engine.engine import Engine
 from mlxr.loading import LoadedModel
 from mlxr.service.adapters import Adapters

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from mlxr.cache.prefix import PageKeys, PrefixEntry
 from mlxr.core.errors import OutOfPages
+from mlxr.core.frozen import frozen
 from mlxr.core.stats import Holder
 
 MAX_NOTES = 1024  # evictions, and copies, that a group notes between two readings
@@ -222,7 +222,7 @@ class Pager:
 RELEASED = -1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PageCopy:
     """The contents of page `source` of a group must be copied to page `target` before anything else is written."""
 

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from mlxr.core.frozen import frozen
+
 KEY_BYTES = 32
 MAX_CHANGES = 1 << 16
 
@@ -60,7 +62,7 @@ class PageKeys:
         return twin
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NameChanges:
     """Keys of pages that were added and dropped between two readings; if `whole`, `added` are all keys there are."""
 
@@ -202,7 +204,7 @@ class Needs(Protocol):
         """Return the first of the pages before `boundary` that are needed to go on from there."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Boundary:
     """A prefix of `pages` pages for which all groups have what they need; some group has it for `sought_pages`.
 

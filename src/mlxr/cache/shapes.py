@@ -16,13 +16,13 @@ for the states of running sequences, and for snapshots at boundaries of cached t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import mul
 
 from mlxr.core.errors import ModelError, SettingError
+from mlxr.core.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CacheShape:
     """Keys and values of a layer: `kv_heads` vectors of `head_dim` each, for all positions or the last ones.
 
@@ -67,14 +67,14 @@ class CacheShape:
         return min(-(-tokens // page_size), resting + (page_size + chunk_tokens - 2) // page_size)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StateShape:
     """The state of a recurrent layer: `floats` numbers in f32 for a whole sequence. The layer gives them meaning."""
 
     floats: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StatesShape:
     """The state of all recurrent `layers` of a model. A sequence has it in a slot, which counts as a page.
 
@@ -109,14 +109,14 @@ class StatesShape:
         return LIVE_SLOTS if tokens > 0 else 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SharedWith:
     """A layer without keys and values of its own, which reads those of an earlier `layer`."""
 
     layer: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PagesAndState:
     """A layer that keeps keys and values, or shares them, and a state beside them."""
 
@@ -129,7 +129,7 @@ GroupShape = CacheShape | StatesShape
 LIVE_SLOTS = 2  # slots of a running sequence: the one that a step reads, and the one that it writes
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CachePlace:
     """The place of a layer's keys and values, or of its state: pool number `index` of group number `group`."""
 
@@ -137,7 +137,7 @@ class CachePlace:
     index: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CacheGroups:
     """The groups of a model: their `shapes`, and the number of `pools` (layers) of each.
 
@@ -215,7 +215,7 @@ RUNNING_SHARE = 1 / 8  # average length of a sequence as a share of the context,
 STATES_ALONE_SHARE = 1 / 8  # distance of snapshots as a share of the context, in models that cache only states
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PageNeeds:
     """Pages that the groups of a model need if `sequences` of `context_tokens` run, with steps of `step_tokens` tokens.
 

@@ -34,13 +34,13 @@ import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
 import numpy as np
 
 from mlxr.cache.prefix import hash_fields
+from mlxr.core.frozen import frozen
 from mlxr.core.stats import StoreDrop, StoreStats
 from mlxr.kernels.tensor import ByteArray
 
@@ -182,7 +182,7 @@ FOLDER_NAME = re.compile(r"[0-9a-f]{32}")
 ROOM_SHARE = 1 / 16  # share of the bound that is freed at a time, so that the folder is not scanned for every page
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _File:
     """A file in the store as the folder shows it."""
 

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -41,10 +40,10 @@ from mlxr.cli.terminal import (
     write_thought,
 )
 from mlxr.core.errors import InvalidRequest, MlxrError
-from mlxr.core.events import Finish, ReasoningDelta, TextDelta
+from mlxr.core.frozen import frozen
 from mlxr.core.sampling import BY_SPELLING, Parameter
 from mlxr.core.settings import Settings
-from mlxr.core.types import PARAMETERS, FinishReason, Grammar
+from mlxr.core.types import PARAMETERS, Finish, FinishReason, Grammar, ReasoningDelta, TextDelta
 from mlxr.service.reasoning import EFFORTS
 from mlxr.service.sight import make_part, read_picture
 
@@ -175,7 +174,7 @@ class Session(Protocol):
         """Use the current parameters for the next answers; raises InvalidRequest for wrong ones."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ChatCommand:
     """A command of the chat. `words` are those that may follow it, for the help and for Tab."""
 

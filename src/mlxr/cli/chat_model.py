@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from mlxr.cli.remote import Answerer, AnswerStream, ask_parameters, ask_server, find_here, name_default, open_model
 from mlxr.cli.terminal import print_note
 from mlxr.core.errors import ContextFull, InvalidRequest, MlxrError, OutOfPages
-from mlxr.core.events import Finish
+from mlxr.core.frozen import frozen
 from mlxr.core.settings import Settings
-from mlxr.core.types import Closes, FinishReason, Grammar, SamplingParams
+from mlxr.core.types import Closes, Finish, FinishReason, Grammar, SamplingParams
 from mlxr.loading import NAMED_MODELS
 from mlxr.registry import Changes, ModelRecord
 from mlxr.registry.modelfile import list_parameters, write_modelfile
@@ -25,7 +25,7 @@ Show = Callable[[AnswerStream], tuple[str, Finish]]
 Pictures = Sequence[Mapping[str, object]]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Turn:
     """A question and its answer; they take `tokens` of the context, the first turn with the system message.
 
@@ -149,7 +149,7 @@ def _count_turns(count: int) -> str:
 Message = Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ModelCard:
     """The details of a model that `/show` prints; `parameters` are lines of name and value."""
 

@@ -9,7 +9,7 @@ import re
 import shutil
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +19,7 @@ from mlxr.cli.flags import ReachedSettings
 from mlxr.cli.remote import WANTS_KEY, address_of, ask_server, find_own_key, spell_url
 from mlxr.cli.terminal import print_note
 from mlxr.core.errors import InvalidRequest, MlxrError, NotFound
+from mlxr.core.frozen import frozen
 from mlxr.core.settings import Settings
 
 USUAL_CONTEXT_TOKENS = 32768  # assumed for a model that is not here
@@ -28,7 +29,7 @@ AGENT_TOKENS = 16384  # about what instructions and tools of coding agents take
 PATIENCE_MS = 3_600_000  # of agents until an answer begins; their own five minutes are too few for small processors
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Server:
     """The server's facts for a program: address without /v1, key (any, if none is set), model and context."""
 
@@ -43,7 +44,7 @@ class Server:
         return min(ANSWER_TOKENS, self.context_tokens // 4)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Recipe:
     """The configuration of one program. `file` is relative to the home folder; one in JSON is merged, not replaced."""
 

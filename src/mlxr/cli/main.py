@@ -17,7 +17,6 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated
 
@@ -26,6 +25,7 @@ import typer
 import mlxr
 from mlxr.cli.terminal import make_printable
 from mlxr.core.errors import MlxrError
+from mlxr.core.frozen import frozen
 from mlxr.core.processes import end_on_interrupt
 
 EXIT_ERROR = 2
@@ -46,7 +46,7 @@ WORDS = (  # typer's messages, and ours
 COLLECT_EVERY = 10_000  # new objects, while a command runs; at Python's default of 700, later imports are slow as well
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CommandRow:
     """A command, and the place of its function."""
 

@@ -29,10 +29,21 @@ from mlxr.cli.terminal import (
     show_progress,
 )
 from mlxr.core.errors import ContextFull, InvalidRequest, MlxrError, NotFound, SettingError
-from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta
 from mlxr.core.sampling import EVERYDAY
 from mlxr.core.settings import Settings, resolve
-from mlxr.core.types import PARAMETERS, Closes, FinishReason, Grammar, SamplingParams, Timings, Usage
+from mlxr.core.types import (
+    PARAMETERS,
+    Closes,
+    Event,
+    Finish,
+    FinishReason,
+    Grammar,
+    ReasoningDelta,
+    SamplingParams,
+    TextDelta,
+    Timings,
+    Usage,
+)
 from mlxr.service.sight import spell_pictures
 
 if TYPE_CHECKING:

@@ -38,9 +38,8 @@ from mlxr.cli.remote import (
 )
 from mlxr.cli.terminal import make_renderer, print_json, print_note, write_piece, write_thought
 from mlxr.core.errors import InvalidRequest, MlxrError, NotFound, RegistryError
-from mlxr.core.events import Finish, ReasoningDelta, TextDelta
 from mlxr.core.settings import Settings
-from mlxr.core.types import FinishReason, SamplingParams
+from mlxr.core.types import Finish, FinishReason, ReasoningDelta, SamplingParams, TextDelta
 from mlxr.loading import find_model, read_sampling
 from mlxr.registry import ModelRecord, library
 from mlxr.registry.record import ModelName

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -29,6 +28,7 @@ from mlxr.cli.terminal import (
     write_piece,
 )
 from mlxr.core.errors import MlxrError
+from mlxr.core.frozen import frozen
 from mlxr.core.settings import Settings, resolve
 
 Row = Mapping[str, Any]
@@ -43,7 +43,7 @@ Interval = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Look:
     """A server's figures at one time: its `info`, the rows of its loaded models, of their caches, and of requests."""
 

@@ -14,7 +14,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import ray
@@ -28,6 +28,7 @@ from mlxr.cluster.front import Front
 from mlxr.cluster.replica import Replica, Reply, Report
 from mlxr.cluster.router import Routing
 from mlxr.core.errors import SettingError
+from mlxr.core.frozen import frozen
 from mlxr.core.settings import Settings, resolve
 from mlxr.server.activity import start_logging
 
@@ -58,7 +59,7 @@ END_S = 15.0  # beyond drain_s, for a replica to end
 HEALTH_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClusterPlan:
     """The size and settings of a cluster. `settings` are those of the replicas that differ from the defaults.
 
@@ -196,7 +197,7 @@ def _scale(plan: ClusterPlan) -> dict[str, Any]:
 OWN_CPUS = 1  # for Ray's own processes
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Addresses:
     """The addresses of a cluster: `url` for clients, `ray` to tell it from other clusters."""
 

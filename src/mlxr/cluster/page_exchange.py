@@ -31,6 +31,7 @@ from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.prefix import find_boundary
 from mlxr.cache.store import PageName, allocate_payload, name_groups, pack_header
 from mlxr.core.errors import EngineStopped
+from mlxr.core.frozen import frozen
 from mlxr.engine.engine_thread import EngineThread
 
 ByteArray = NDArray[np.uint8]
@@ -135,7 +136,7 @@ class Delivery:
 Here = Sequence[Sequence[bool]]  # for each group and each name, whether the page is there
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lack:
     """The pages that a process lacks: it can continue after the first `pages`; `here` are the pages of each group."""
 
@@ -143,7 +144,7 @@ class Lack:
     here: Here
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LentPage:
     """A page that is lent to be read: number `page` of its group's arena, None if it is on disk."""
 

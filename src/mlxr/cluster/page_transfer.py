@@ -27,7 +27,6 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import StrEnum
 from time import monotonic
 from urllib.parse import urlsplit
@@ -42,6 +41,7 @@ from mlxr.cache.store import HEADER_BYTES, EntryError, PageName, allocate_payloa
 from mlxr.cluster.page_exchange import Delivery, Here, Lack, PageExchange
 from mlxr.cluster.router import Link
 from mlxr.core.errors import EngineStopped
+from mlxr.core.frozen import frozen
 from mlxr.core.work_threads import WorkThreads
 
 MAGIC, VERSION = b"MLXRWANT", 1
@@ -75,7 +75,7 @@ class Refused(Exception):  # caught by the fetcher; the pages are computed inste
         super().__init__(cause.value)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ask:
     """A request for the pages `names` of `models`, except those that are there according to `lack`."""
 

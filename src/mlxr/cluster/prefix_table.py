@@ -17,10 +17,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from mlxr.core.frozen import frozen
+
 KEY_BYTES = 8
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PageDelta:
     """The changes in a replica's cache since the report before, or, if `whole`, all its pages (`added`).
 

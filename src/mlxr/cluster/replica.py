@@ -23,7 +23,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import monotonic, sleep
 from typing import Any
 
@@ -38,6 +38,7 @@ from mlxr.cluster.page_transfer import PAGES_PATH, PEER, TOKEN, Fetcher, Lender,
 from mlxr.cluster.prefix_table import KEY_BYTES, PageDelta
 from mlxr.cluster.router import Load
 from mlxr.core.errors import MlxrError, RequestFailed, SettingError
+from mlxr.core.frozen import frozen
 from mlxr.core.settings import Settings
 from mlxr.engine.stats import EngineReport
 from mlxr.server.listen import Server, build_app, name_address, open_socket
@@ -387,7 +388,7 @@ REPORT_S = 0.2  # between reports
 DRAIN_STEP_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Report:
     """A replica's report to the front: its address, its load, and the pages that it can find."""
 
@@ -399,7 +400,7 @@ class Report:
     pages: PageDelta
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reply:
     """The front's reply to a report: whether the next one should name all pages, and the token of the cluster."""
 

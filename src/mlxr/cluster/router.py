@@ -38,12 +38,13 @@ from typing import Literal, NamedTuple
 
 from mlxr.cluster.prefix_table import PageDelta, PrefixTable
 from mlxr.core.errors import NoReplica
+from mlxr.core.frozen import frozen
 
 TIME_SHARE = 0.5  # the share of the allowed time that a planned fetch may take
 MANY_PAGES = 2**31  # no limit: models that keep only states fetch these with a boundary
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Link:
     """Sizes and speed with which a replica fetches pages from another one.
 
@@ -58,7 +59,7 @@ class Link:
     bytes_per_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Fetching:
     """At most `most_pages` pages can be fetched; n of them are here after `first_s` + n × `page_s` seconds."""
 
@@ -74,7 +75,7 @@ class Fetching:
 NO_FETCHING = Fetching(0.0, 0.0, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Load:
     """The load of a replica when it reports.
 
@@ -90,7 +91,7 @@ class Load:
     link: Link | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rates:
     """Assumed speeds of a replica that has not measured its own.
 
@@ -286,7 +287,7 @@ UNKNOWN = Load(0, 0, 0.0, 0.0)
 Reason = Literal["longest_prefix", "fetched", "less_work", "no_prefix", "drawn"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Choice:
     """The choice of a replica for a request.
 

@@ -11,10 +11,11 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import Any, Literal
 
 from mlxr.core.errors import SettingError
+from mlxr.core.frozen import frozen
 
 Value = str | int | float | bool | tuple[str, ...] | None
 Kind = Literal["int", "bytes", "seconds", "flag", "choice", "path", "text", "list", "object"]
@@ -34,7 +35,7 @@ _WANTED = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Setting:
     """One row of the table."""
 
@@ -159,7 +160,7 @@ THINKING_MESSAGE = "That is as long as I may think. I answer with what I have fo
 DEVICES = ("auto", "cpu", "metal", "cuda", "reference", "mlx-cpu", "emulated")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ModelSettings:
     """Resolved values of the rows; None means decided where they are used."""
 
@@ -298,7 +299,7 @@ class ModelSettings:
 MODEL_DEFAULTS = ModelSettings()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StepSizes:
     """The limits of one step, under the names of the settings."""
 

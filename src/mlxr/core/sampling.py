@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from numbers import Real
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
 from mlxr.core.errors import InvalidRequest
+from mlxr.core.frozen import frozen
 
 Kind = Literal["int", "float", "flag", "seed", "texts"]
 Dialect = Literal["openai", "responses", "anthropic", "ollama", "llamacpp", "hub", "gguf"]
@@ -23,7 +24,7 @@ MAX_SEED = 2**64
 SMALLEST_FLOAT = 2.0**-126  # kernels compute in 32 bits, where smaller numbers can be 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Parameter:
     """A row of the table: the values of a parameter, its help text, and its name in each dialect."""
 
@@ -104,7 +105,7 @@ def _check_count(name: str, value: int, low: int, high: int) -> None:
         raise InvalidRequest(name, f"must be at least {low} and at most {high}, got {value}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SamplingParams:
     """The rules by which a request chooses tokens and stops: the table of sampling parameters, and a few more fields.
 

@@ -16,12 +16,12 @@ import logging
 import os
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from mlxr.core.errors import SettingError
+from mlxr.core.frozen import frozen
 from mlxr.core.model_settings import ENVIRONMENT_PREFIX, ModelSettings, Scope, Setting, Value, list_rows, setting
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ FILE_VARIABLE = ENVIRONMENT_PREFIX + "SETTINGS_FILE"
 FOREIGN_VARIABLES = {"hub_url": "HF_ENDPOINT"}  # variables of other programs, used if ours is not set
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Settings(ModelSettings):
     """Resolved values of all rows: those of a model, and those below."""
 
@@ -223,7 +223,7 @@ BY_NAME: Mapping[str, Setting] = {row.name: row for row in SETTINGS}
 VARIABLES = frozenset({FILE_VARIABLE, *(row.environment_variable for row in SETTINGS)})
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Explained:
     """The value of one setting and where it came from; `place` names the variable or the file."""
 

@@ -14,6 +14,8 @@ from enum import IntEnum, StrEnum
 from types import MappingProxyType
 from typing import Any, Literal
 
+from mlxr.core.frozen import frozen
+
 
 @dataclass(slots=True, kw_only=True)
 class PrefixCounters:
@@ -54,7 +56,7 @@ class Counters(PrefixCounters):
         return {name: count for name, count in added if count}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Dispatch:
     """The number of runs of an operator in one implementation.
 
@@ -68,7 +70,7 @@ class Dispatch:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ExpertRows:
     """The number of rows that one kernel multiplied by weights of experts, in one form of the weights.
 
@@ -108,7 +110,7 @@ def make_code(holder: int, place: int) -> int:
     return holder + 4 * place
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PageMap:
     """The pages of layers whose cache has one shape, and their evictions and copies since the reading before.
 
@@ -127,7 +129,7 @@ class PageMap:
     copied: list[tuple[int, int]]  # copies on write: source, target
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TablePart:
     """The pages of a sequence in one group from place `start` on, to the end."""
 
@@ -136,7 +138,7 @@ class TablePart:
     pages: list[int]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SequenceRow:
     """An answer that runs."""
 
@@ -153,7 +155,7 @@ class SequenceRow:
     tables: list[TablePart]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Queue:
     """The numbers of waiting and of running answers."""
 
@@ -161,7 +163,7 @@ class Queue:
     running: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StepSum:
     """The sums of one step or of several in a row."""
 
@@ -173,7 +175,7 @@ class StepSum:
     macs: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StoreState:
     """Counts of a model's pages on disk."""
 
@@ -182,7 +184,7 @@ class StoreState:
     queued_pages: int  # that wait to be written
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LogEntry:
     """An event for the log of the live view."""
 
@@ -194,7 +196,7 @@ class LogEntry:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MachineLimits:
     """The limits of the machine, as the probe measured them."""
 
@@ -203,7 +205,7 @@ class MachineLimits:
     measured_at: float  # in seconds since 1970
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WatchedModel:
     """The model of an engine, and the device that it runs on."""
 
@@ -217,7 +219,7 @@ class WatchedModel:
     weight_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PageHolder:
     """An answer that holds a page."""
 
@@ -226,7 +228,7 @@ class PageHolder:
     place: int  # of the page in its text
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PageRecord:
     """All facts of one page; fields that only indexed pages have are None for others."""
 
@@ -240,7 +242,7 @@ class PageRecord:
     age_pages: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class LiveReading:
     """The state of an engine at one moment, without its kernels; the reader subtracts the one before.
 
@@ -261,7 +263,7 @@ class LiveReading:
     processor_s: float = 0.0  # processor time of the engine's thread that the reading took
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KernelTime:
     """The calls of one kernel: their total seconds, bytes read and written, and multiply-adds.
 
@@ -280,7 +282,7 @@ class KernelTime:
     threads: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Moment:
     """One call, from `start_ns` to `end_ns` of `time.perf_counter_ns`."""
 
@@ -290,7 +292,7 @@ class Moment:
     end_ns: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Profile:
     """The kernels that ran during a profile; `moments` are single calls ordered by their ends, as many as were kept."""
 
@@ -326,7 +328,7 @@ class StoreDrop(StrEnum):
     CLOSED = "closed"  # the cache was closed before it could be written
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StoreStats:
     """The numbers of a store: its contents now, and its work since it was opened."""
 
@@ -342,7 +344,7 @@ class StoreStats:
     writable: bool  # False once writing has stopped
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GroupStats:
     """Counts of the pages of one group of layers; for recurrent layers, of the slots of states."""
 

@@ -1,15 +1,17 @@
-"""Plain values that travel between the packages: requests, and the counts of finished answers.
+"""Plain values that travel between the packages: requests, events of answers as they grow, and counts of finished ones.
 
 No arrays, no text processing; every value checks itself when it is made.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
+from mlxr.core.frozen import frozen
 from mlxr.core.sampling import MAX_ANSWERS as MAX_ANSWERS
 from mlxr.core.sampling import MAX_INT as MAX_INT
 from mlxr.core.sampling import MAX_SEED as MAX_SEED
@@ -30,7 +32,7 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TokenLogprob:
     """Natural log-probability of one token, before temperature and truncation."""
 
@@ -38,7 +40,7 @@ class TokenLogprob:
     logprob: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Usage:
     """Token counts of one answer; `cached_tokens` of the prompt came from the cache, `reasoning_tokens` of the answer
     belong to thoughts and their tags.
@@ -50,7 +52,7 @@ class Usage:
     reasoning_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Timings:
     """Seconds of one answer: in the queue, from there to its first token, and from the first token to the last.
 
@@ -67,7 +69,88 @@ class Timings:
     missed_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
+class TokenInfo:
+    """One generated token as reported with logprobs: its own log-probability and the best alternatives."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def possible(self) -> list[TokenLogprob]:
+        """Return the alternatives that no grammar rules out: only their log-probabilities are numbers in JSON."""
+        return [token for token in self.top if token.logprob > -math.inf]
+
+
+@frozen
+class TextDelta:
+    """More text of the answer. `tokens` are those completed since the last delta, none, one or several."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    tokens: tuple[TokenInfo, ...] = ()
+    index: int = 0
+
+
+@frozen
+class ReasoningDelta:
+    """More of the model's thought before it answers; the fields are those of TextDelta."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    tokens: tuple[TokenInfo, ...] = ()
+    index: int = 0
+
+
+@frozen
+class ToolCallDelta:
+    """More of call number `call` of a tool: the first delta carries `id` and `name`, all carry JSON `arguments` text.
+
+    The `arguments` of one call, joined, are one JSON object. Token fields are those of TextDelta.
+    """
+
+    call: int
+    arguments: str
+    id: str | None = None
+    name: str | None = None
+    token_ids: tuple[int, ...] = ()
+    tokens: tuple[TokenInfo, ...] = ()
+    index: int = 0
+
+
+@frozen
+class PromptProgress:
+    """The progress of a prompt: `read_tokens` have been read, `cached_tokens` of them from the cache, in `seconds`.
+
+    Comes before the answer if `EngineRequest.reports_progress` is set: once at the beginning and once for each step
+    that computed a part of the prompt. It brings no tokens of the answer.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    read_tokens: int
+    seconds: float = field(default=0.0, compare=False)
+    index: int = 0
+    token_ids: ClassVar[tuple[int, ...]] = ()
+    tokens: ClassVar[tuple[TokenInfo, ...]] = ()
+
+
+@frozen
+class Finish:
+    """The last event of an answer: `error` is set when `reason` is ERROR, `stop` is the stop string that ended it."""
+
+    reason: FinishReason
+    usage: Usage
+    error: str | None = None
+    stop: str | None = None
+    index: int = 0
+    timings: Timings | None = field(default=None, compare=False)
+
+
+Event = PromptProgress | TextDelta | ReasoningDelta | ToolCallDelta | Finish
+
+
+@frozen
 class DraftOptions:
     """Options of speculative decoding: the next tokens of an answer are drafted, which changes none of them."""
 
@@ -78,7 +161,7 @@ class DraftOptions:
 AUTO_DRAFTS = DraftOptions()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Grammar:
     """The form of an answer. `text` is the JSON schema, the regular expression or the grammar in GBNF or Lark.
 

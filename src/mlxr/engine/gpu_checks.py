@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from mlxr.cache.arena import Arena
+from mlxr.core.frozen import frozen
 from mlxr.core.tables import WEIGHT_TYPES
 from mlxr.kernels.activate import activate
 from mlxr.kernels.attend import attend
@@ -52,7 +52,7 @@ SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (65536, 4096))  # outputs 
 REPEATS, TOGETHER = 5, 50  # a figure is the best of so many; runs that are submitted at once, as in a step
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Finding:
     """The outcome of one check; `passed` is None for figures, which are not judged."""
 
@@ -115,7 +115,7 @@ def _place(ctx: Context, array: FloatArray) -> Any:
     return array if ctx.gpu is None else ctx.gpu.mx.array(array)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Kernels:
     ctx: Context
 

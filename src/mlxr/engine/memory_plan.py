@@ -5,7 +5,7 @@ A plain run is a page as long as the context, so both use the same pools and ope
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -30,6 +30,7 @@ from mlxr.cache.shapes import (
 )
 from mlxr.cache.store import PageStore
 from mlxr.core.errors import DeviceError, SettingError
+from mlxr.core.frozen import frozen
 from mlxr.core.memory import read_available_bytes
 from mlxr.core.model_settings import ModelSettings, size_steps
 from mlxr.engine.runner import ModelShape
@@ -56,7 +57,7 @@ LIGHT_MACS = 2**29  # multiply-adds of a token: 18 TFLOP for a step of 16,384 to
 KV_CACHES = ("auto", "paged", "simple")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MemoryPlan:
     """The kind of cache: `page_size` positions to a page, shared by requests or not, and the store on disk, if any."""
 
@@ -93,7 +94,7 @@ def plan_memory(
     return MemoryPlan("paged", settings.page_size, shares_prefixes, store_bytes, folder)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ArenaPlan:
     """The arena of a model: for each of its `groups` the number of `pages`, and the bytes of one.
 
@@ -350,7 +351,7 @@ def choose_context(context_tokens: int | None, model_tokens: int) -> int:
     return context_tokens or model_tokens
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StateUse:
     """Bytes of the cache for a conversation of `tokens` tokens in a model with recurrent layers.
 

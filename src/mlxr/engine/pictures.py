@@ -13,7 +13,6 @@ import struct
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -21,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.cache.prefix import KEY_BYTES
+from mlxr.core.frozen import frozen
 from mlxr.kernels.ragged import NO_AXES, NO_STATES, RowsOver
 from mlxr.kernels.tensor import FloatArray, IntArray
 
@@ -31,7 +31,7 @@ STEP_S = 0.05  # that encoding takes between two steps while answers grow; the p
 Pixels = npt.NDArray[Any]  # uint8; frames of a sound are float32
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False, slots=False)
 class Picture:
     """A picture as its tower sees it, (height, width, 3), and the grid of the rows that it becomes.
 
@@ -61,7 +61,7 @@ class Picture:
         return digest.digest()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Placed:
     """A picture in a prompt: its tokens are those from `start` to before `stop`."""
 
@@ -76,7 +76,7 @@ class Placed:
         return self.start + (self.picture.tokens - self.first if self.rows is None else self.rows)
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False, slots=False)
 class Pictures:
     """All pictures of one prompt of `tokens` tokens, in their order."""
 

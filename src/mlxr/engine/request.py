@@ -13,13 +13,14 @@ tokens must not be shown yet. Knows no grammar and no text.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from mlxr.core.errors import TOO_COMPLEX, TooComplex
+from mlxr.core.frozen import frozen
 from mlxr.core.types import SamplingParams
 from mlxr.engine.pictures import Pictures
 from mlxr.models.adapter import Adapter
@@ -156,7 +157,7 @@ _USUAL_PARAMS = (
 )  # made once: they are checked whenever they are made, and texts to embed come by thousands
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EngineRequest:
     """Asks for the answers to a prompt, or with a `pooling` for the embedding of a text."""
 

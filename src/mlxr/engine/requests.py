@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import cast
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from mlxr.cache.kv_cache import KVCache
 from mlxr.core.errors import ContextFull, InvalidRequest, OutOfPages, QueueFull
+from mlxr.core.frozen import frozen
 from mlxr.core.types import FinishReason
 from mlxr.engine.request import EngineRequest, MaskSource, Pooling
 from mlxr.engine.runner import Floats, Pool, PromptScores, Runner
@@ -31,7 +32,7 @@ from mlxr.engine.stats import Live, Work
 NO_ANSWERS = "is an encoder, which writes no text; it makes vectors of texts, or ranks them"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Limits:
     """The bounds of one engine; all methods raise InvalidRequest or return.
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol, cast
 
@@ -23,8 +22,8 @@ from mlxr.cache.arena import ModelArena
 from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.page_table import RELEASED, SequenceTable
 from mlxr.cache.shapes import LayerCache
-from mlxr.core.events import TokenInfo
-from mlxr.core.types import TokenLogprob
+from mlxr.core.frozen import frozen
+from mlxr.core.types import TokenInfo, TokenLogprob
 from mlxr.engine.pictures import Encoder, Pictures
 from mlxr.engine.request import Pooling
 from mlxr.kernels.ragged import RaggedBatch
@@ -35,7 +34,7 @@ FEW_TOKENS = 16  # of each sequence, all of them wanted: up to so many, a batch 
 FEW = 32  # sequences: for more, whole arrays are faster than row by row
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BatchPart:
     """The next tokens of one sequence: they go right after what `table` holds.
 
@@ -276,7 +275,7 @@ class SummingModel(Model, Protocol):
         """Do `forward_hidden`; return only sums (parts, hidden size) of the output rows, `counts` for each part."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class StateSum:
     """The sum (hidden size,) of the states of `tokens` tokens."""
 
@@ -284,7 +283,7 @@ class StateSum:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Outputs:
     """The results of a batch: the wanted logits of all parts, (R, vocab_size), and states of parts that want any.
 

@@ -29,6 +29,7 @@ from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.page_table import SequenceTable
 from mlxr.cache.shapes import GroupShape
 from mlxr.core.errors import OutOfPages
+from mlxr.core.frozen import frozen
 from mlxr.engine.pictures import Encoder
 from mlxr.engine.runner import BatchPart
 from mlxr.engine.sequence import Rank, Sequence
@@ -136,7 +137,7 @@ Pages = tuple[int, ...]  # of each group
 Promise = tuple[int, int, int]  # pages of a group: missing, for a chunk of a prompt; and 1 if there is one
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PageBudget:
     """Counts pages that sequences need, by the groups' shapes and the most tokens of a step, and of one prompt in
     it."""
@@ -232,7 +233,7 @@ FOR_PLACE, FOR_PAGES = "place", "pages"  # what a sequence is preempted for
 _BY_RANK = attrgetter("rank")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Chunk:
     """A sequence's part of a step: its next `tokens` pending tokens, and the drafted ones after them."""
 

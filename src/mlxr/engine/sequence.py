@@ -14,13 +14,13 @@ boundary is kept. Knows no batch, no unrelated sequence and no model.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from mlxr.cache.group import Snapshot
 from mlxr.cache.page_table import SequenceTable
 from mlxr.cache.prefix import PageKeys
-from mlxr.core.events import PromptProgress, TokenInfo
-from mlxr.core.types import FinishReason, Timings, TokenLogprob, Usage
+from mlxr.core.frozen import frozen
+from mlxr.core.types import FinishReason, PromptProgress, Timings, TokenInfo, TokenLogprob, Usage
 from mlxr.engine.request import EngineRequest, MaskSource
 from mlxr.engine.runner import Floats, Pool, PromptScores
 from mlxr.engine.sampler import Sampler
@@ -108,7 +108,7 @@ class Stopwatch:
         return Timings(started_s - self._asked_s, first_token_s - started_s, now_s - first_token_s)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TokenEvent:
     """One more token of an answer, or its end, or both.
 

@@ -19,6 +19,7 @@ from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.page_map import CacheMap, describe_page
 from mlxr.cache.prefix import NameChanges
 from mlxr.cache.shapes import CacheShape
+from mlxr.core.frozen import frozen
 from mlxr.core.stats import (
     MAX_LOG,
     CacheStats,
@@ -78,7 +79,7 @@ class Work(Counters):
         self.decode_tokens += chunk.rows
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CacheMemory:
     """Bytes of a cache, which takes memory as it is used."""
 
@@ -87,7 +88,7 @@ class CacheMemory:
     max_bytes: int  # that it may take
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EngineReport:
     """The load of an engine and the names of its pages, which decide where a further request is best computed."""
 

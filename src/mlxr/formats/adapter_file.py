@@ -11,13 +11,14 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlxr.core.errors import FormatError, NotFound
+from mlxr.core.frozen import frozen
 from mlxr.formats.gguf import open_gguf
 from mlxr.formats.safetensors import SafetensorsFolder, read_json_object
 from mlxr.formats.tensor import TensorSource
@@ -29,7 +30,7 @@ _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})")
 _UNTURNED = (0, 19)  # from this version on PEFT has inputs and outputs of a stack's matrices the right way round
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Parameter:
     """A parameter: its `key`, and the `name` of its weight (the module's name for the parameter `weight`)."""
 
@@ -37,7 +38,7 @@ class Parameter:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TargetParameters:
     """The `target_parameters` of an adapter's configuration; `may_be_turned` is True if it is from a PEFT that
     exchanged inputs and outputs of stacks."""
@@ -121,7 +122,7 @@ _MAX_QUANTIFIERS = 3
 MAX_PATTERNS = 2048
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class LowRankPair:
     """One update, scale * b a, of the weight with the file's `name`: `a` (rank, in), `b` (out, rank), float32.
 
@@ -137,7 +138,7 @@ class LowRankPair:
     may_be_turned: bool = False
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class AdapterFile:
     """The contents of an adapter's file; names and row orders are GGUF's if `is_gguf`, else those of Hugging Face."""
 
@@ -289,7 +290,7 @@ def _is_base(name: str, tensors: Collection[str]) -> bool:
     return match is not None and any(f"{match['module']}.lora_{side}" in tensors for side in sides)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Sides:
     """Both matrices of a module in the file's form, or stacks of them, and whether it is a table of embeddings.
 

@@ -8,13 +8,13 @@ and a body in `quants`, or `quants_encode` where an encoder searches. Ids and si
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlxr.core.errors import ModelError
+from mlxr.core.frozen import frozen
 from mlxr.core.tables import OWN_CODES, WEIGHT_TYPES, WeightType
 from mlxr.formats import quants, quants_encode
 from mlxr.formats.quants import Bytes, Floats
@@ -23,7 +23,7 @@ _PIECE_VALUES = 1 << 18  # values decoded or encoded at a time: temporaries stay
 _LARGEST_F16 = 65504.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GGMLType:
     """A row: `block_size` values take `type_size` bytes.
 

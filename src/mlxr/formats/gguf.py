@@ -19,6 +19,7 @@ from typing import Never, TypeGuard
 import numpy as np
 
 from mlxr.core.errors import FormatError, ModelError, NotFound
+from mlxr.core.frozen import frozen
 from mlxr.formats.ggml_types import GGMLType, by_id, by_name
 from mlxr.formats.tensor import MappedFile, TensorSource, WeightFiles
 
@@ -29,7 +30,7 @@ MAX_ITEMS = 1 << 22
 LARGE_ARRAY = 1024  # numeric arrays of this many elements or more stay NumPy arrays
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ValueType:
     """A GGUF value type: its number, its name here, and for scalars the little-endian NumPy spelling."""
 
@@ -203,7 +204,7 @@ _SMALLEST_ENTRY_BYTES = 8 + 1 + 4 + 1  # of metadata: key length, key, value typ
 _SMALLEST_INFO_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # of a tensor: name length, name, dimensions, one of them, type, offset
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TensorInfo:
     """The place of a tensor: `start` counts from the start of the file, `info_offset` is that of its header entry."""
 

@@ -17,7 +17,6 @@ import re
 import secrets
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxr.core.errors import FormatError, ModelError
+from mlxr.core.frozen import frozen
 from mlxr.formats.ggml_types import by_name, decode_blocks, encode_pieces
 from mlxr.formats.gguf import ALIGNMENT_RULE, DEFAULT_ALIGNMENT, MAGIC, MAX_DIMENSIONS, VALUE_TYPE_BY_NAME, is_alignment
 from mlxr.formats.tensor import WeightSource
@@ -145,7 +145,7 @@ _CHUNK_VALUES = 1 << 22
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TensorToWrite:
     """A tensor of a file to be written. `chunks` gives its raw blocks in order, when their turn comes.
 

@@ -16,13 +16,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlxr.core.errors import ModelError
+from mlxr.core.frozen import frozen
 from mlxr.formats.ggml_types import by_name, decode_blocks, encode_tensor
 from mlxr.formats.quants import AFFINE_BLOCKS, NVFP4, NVFP4_SCALED, Bytes, Floats, decode_f8_e4m3, decode_mxfp4
 from mlxr.formats.tensor import TensorSource
@@ -36,7 +36,7 @@ _SCALE_TYPES = ("f32", "f16", "bf16")
 _SPREADS = ((16, 0x0000FFFF0000FFFF), (8, 0x00FF00FF00FF00FF), (4, 0x0F0F0F0F0F0F0F0F))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Quantization:
     """The storage form of one weight."""
 

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlxr.core.frozen import frozen
 from mlxr.formats import quants
 from mlxr.formats.quants import (
     IQ3_S,
@@ -221,7 +221,7 @@ def _signed_codes(scales: Floats, half: int) -> tuple[NDArray[np.float16], Float
     return d, np.repeat(unit, scales.shape[1]), codes.reshape(-1)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Affine:
     """Blocks of scale * q - offset ready to be packed: d, dmin (blocks,), codes (blocks, groups), q (blocks, 256)."""
 

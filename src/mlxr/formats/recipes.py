@@ -9,13 +9,14 @@ made here has the same types as one made there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mlxr.core.errors import ModelError
+from mlxr.core.frozen import frozen
 from mlxr.formats.ggml_types import by_name
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TensorPlace:
     """The facts that a rule may use: the layer of the tensor, the number of layers, query heads per K/V head."""
 
@@ -33,7 +34,7 @@ class TensorPlace:
 Rule = Callable[[TensorPlace], str]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Recipe:
     """A row: name, the number GGUF files give it (`general.file_type`), the usual type, rules by kind of tensor.
 

@@ -13,7 +13,7 @@ import mmap
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxr.core.errors import FormatError, ModelError, NotFound
+from mlxr.core.frozen import frozen
 from mlxr.core.types import Closes
 from mlxr.formats.ggml_types import by_name, decode_blocks
 
@@ -66,7 +67,7 @@ class WeightSource(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class TensorSource:
     """Weights in the form of their file.
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from mlxr.core.frozen import frozen
 from mlxr.kernels.arrays import empty, join_columns, put_rows, take_outputs
 from mlxr.kernels.checks import check_floats, check_size, refuse
 from mlxr.kernels.choice import Choice
@@ -29,7 +29,7 @@ from mlxr.kernels.ragged import RowsOver
 from mlxr.kernels.tensor import FloatArray, TensorSource
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ends:
     """Factors of a model's embeddings and logits, and the cap c of logits, c tanh(logit / c), or None."""
 
@@ -41,7 +41,7 @@ class Ends:
 PLAIN_ENDS = Ends()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class ModelWeights:
     """The embedding `table` (vocabulary, hidden), the layers, the final norm and the output weight.
 

@@ -16,10 +16,10 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlxr.core.errors import DeviceError
+from mlxr.core.frozen import frozen
 from mlxr.core.stats import Dispatch, ExpertRows, KernelTime, Moment, Profile
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ MLX = "mlx"
 NativeRow = tuple[int, str, str, int, int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LedgerSnapshot:
     """The counts since the last reset. `copied_bytes` were gathered out of cache pages before use."""
 
@@ -116,7 +116,7 @@ CHOICE_PASSES = 3
 PASS_MACS = 8 * 10**9
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Limits:
     """The rates of memory and products that the machine reaches, all threads together."""
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from mlxr.core.frozen import frozen
 from mlxr.kernels.arrays import hold, widen
 from mlxr.kernels.context import Context
 from mlxr.kernels.linear import LinearWeight, linear
@@ -233,7 +233,7 @@ def make_ones(count: int) -> FloatArray:
 Range = tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Ranges:
     """Bounds of a product: each part's input is clipped to `inputs` (parts, 2) and its result to `outputs` (2,
     columns), which is then multiplied by `scale` (columns,), if there is one."""

@@ -6,11 +6,12 @@ Prefill chunks and single decode tokens share one batch. It has only integers, a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from itertools import accumulate
 
 import numpy as np
 
+from mlxr.core.frozen import frozen
 from mlxr.kernels.checks import check_ints, check_size, refuse
 from mlxr.kernels.tensor import FloatArray, IntArray
 
@@ -21,7 +22,7 @@ NO_AXES: IntArray = np.empty((3, 0), dtype=np.int32)
 MAX_RUN = 16  # most neighbouring tokens of one text that are computed as sequences of one token (`split_rows`)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class RowsOver:
     """Rows of encoded pictures, which take the place of embeddings of tokens.
 
@@ -33,7 +34,7 @@ class RowsOver:
     values: FloatArray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class RaggedBatch:
     """T tokens of S sequences; all arrays int32 and C-contiguous.
 

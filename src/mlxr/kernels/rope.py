@@ -10,13 +10,13 @@ from __future__ import annotations
 import decimal
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from mlxr.core.errors import ModelError
+from mlxr.core.frozen import frozen
 from mlxr.kernels.checks import check_floats, check_heads, check_ints, check_size, refuse
 from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
@@ -30,7 +30,7 @@ _DIGITS = decimal.Context(prec=40)
 MAX_FACTOR = 1e6
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RopeScaling:
     """A scaling rule. Fields that a kind does not use keep their defaults; ModelError for values that make no sense.
 
@@ -76,7 +76,7 @@ class RopeScaling:
         return self.long_factors if context > self.original_context else self.short_factors
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class QueryTemperature:
     """Factors of queries by position p, 1 + beta * ln(1 + floor((p + offset) / period)); the offset is 0 in Ministral 3
     and 1 in Llama 4. Raises ModelError for values that make no sense."""
@@ -132,7 +132,7 @@ def longrope_attention_factor(factor: float, original_context: int) -> float:
 DoubleArray = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class RopeTable:
     """cos and sin (positions, rot_dim / 2) of each position and pair.
 

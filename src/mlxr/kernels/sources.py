@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import c_float
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.core.errors import ModelError
+from mlxr.core.frozen import frozen
 from mlxr.core.tables import WEIGHT_TYPES
 from mlxr.kernels.tensor import ByteArray, FloatArray, IntArray, TensorSource, round_to_bf16, widen_bf16
 
@@ -22,7 +22,7 @@ _BLOCK_COLUMNS = {weight_type.name: weight_type.block_size for weight_type in WE
 _FLOAT_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Decoded:
     """A tensor decoded to float32, such as a router's, which kernels must not round."""
 
@@ -71,7 +71,7 @@ class Decoded:
         """Do nothing: the numbers are this object's own."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class View:
     """A matrix made of another one, `source`, each time its data is read; it has the name and type of the source."""
 
@@ -106,7 +106,7 @@ class View:
         self.source.release()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Columns(View):
     """Some columns of a matrix as the rows of another one, made each time its data is read.
 
@@ -160,7 +160,7 @@ def _as_slice(rows: range) -> slice:
     return slice(rows.start, rows.stop, rows.step)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Stack:
     """Matrices of one type and one shape as one tensor (parts, rows, columns), without a copy."""
 
@@ -210,7 +210,7 @@ class Stack:
             part.release()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Joined(Stack):
     """Matrices of one type and one width as one matrix, with their rows one after another."""
 
@@ -233,7 +233,7 @@ class Joined(Stack):
         return Picked(self, np.arange(start, stop, dtype=np.int32))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Picked(View):
     """Some rows of a matrix, in any order, as a tensor; its blocks are copied when they are read."""
 
@@ -269,7 +269,7 @@ class Picked(View):
         return Picked(self.source, self.rows[start:stop])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class PaddedRows(View):
     """A matrix with each `rows` rows padded to `padded` by rows of zeros: blocks of zero bytes are zeros in every type.
 
@@ -357,7 +357,7 @@ def cut_columns(tensor: TensorSource, start: int, stop: int) -> Reordered:
     return pick_columns(tensor, range(start, stop))
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False, slots=False)
 class Reordered(View):
     """A matrix whose column i is column `columns[i]` of the source.
 
@@ -480,7 +480,7 @@ def scale_rows(source: TensorSource, factors: Sequence[float], counts: Sequence[
     return Scaled(source, rows)
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False, slots=False)
 class Scaled(View):
     """The rows of `source`, multiplied by `factors` (rows,), in the source's type if that is f16 or bf16, else in f32.
 
@@ -531,7 +531,7 @@ class Scaled(View):
                 return values
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Update:
     """A low-rank update, scale * b a with `a` (rank, columns) and `b` (n, rank), of `rows` (n,) of a matrix."""
 
@@ -551,7 +551,7 @@ def read_row_numbers(numbered: TensorSource) -> IntArray:
     return numbered.to_float32()[:, 0].astype(np.int32)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Updated(View):
     """The rows of `source` with `updates` added, in f32; no row is in two updates."""
 
@@ -587,7 +587,7 @@ class Updated(View):
         return Decoded(self.name, self.to_float32(start, stop))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class UpdatedStack(Stack):
     """The matrices of the stack `source`, some of them updated."""
 

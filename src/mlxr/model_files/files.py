@@ -11,12 +11,12 @@ import difflib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from mlxr.core.errors import ModelError, NotFound, TemplateError, TokenizerError
+from mlxr.core.frozen import frozen
 from mlxr.core.sampling import read_file_defaults
 from mlxr.formats import (
     AffineBlocks,
@@ -231,7 +231,7 @@ def _is_below(path: str) -> bool:
     return bool(path) and "/" not in path and "\\" not in path and path not in (".", "..")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Contents:
     """The metadata and tensors in a model's files, with GGUF's names, and the model that they describe."""
 
@@ -267,7 +267,7 @@ def name_in_errors(path: Path) -> Iterator[None]:
         raise type(error)(f"{path}: {error}") from error
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ModelFiles:
     """An opened model: its tensors by their names in GGUF, its configuration and its tokenizer.
 
@@ -327,7 +327,7 @@ _CHARSMAP, _TYPE_COUNT = "tokenizer.ggml.precompiled_charsmap", "tokenizer.ggml.
 _FOLDER_SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt"})  # of files that are read beside a folder's weights
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SourceModel:
     """A model as it would be written to GGUF: its tensors by their names there, in the order of the file."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxr.core.errors import ModelError
+from mlxr.core.frozen import frozen
 from mlxr.formats.safetensors import open_safetensors, read_json_object, read_torch_tensors
 from mlxr.models.fields import OWN
 from mlxr.models.limits import MAX_CONTEXT
@@ -65,7 +66,7 @@ Numbers = NDArray[np.float32]
 TokenProduct = tuple[Numbers, Numbers]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TextRules:
     """`prompts` by their names, the name of the default one, and the most tokens of a text.
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from mlxr.core.errors import FormatError, ModelError
+from mlxr.core.frozen import frozen
 from mlxr.core.types import is_tower_file, rank_tower_file
 from mlxr.formats import GGUFFile, SafetensorsFolder, hash_tensors, open_gguf
 from mlxr.formats.safetensors import read_json_object
@@ -24,7 +24,7 @@ from mlxr.models.tower import Tower, TowerFamily, TowerSpec
 _PARTS = "visual.", "vision_", "embed_vision.", "audio_tower.", "embed_audio."  # of names of tensors in folders
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False, slots=False)
 class TowerFile:
     """The sizes and tensors of a tower; `beside` is its file if it has one of its own.
 

@@ -12,10 +12,10 @@ import hashlib
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from mlxr.core.errors import DeviceError, ModelError
+from mlxr.core.frozen import frozen
 from mlxr.kernels.context import Context
 from mlxr.kernels.elementwise import rotate_rows
 from mlxr.kernels.linear import LinearWeight
@@ -158,7 +158,7 @@ class Pair(ExpertPair, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class WeightUpdate:
     """scale * b a of the weight `name`, as the model calls it; errors name `adapter` and `pair`."""
 
@@ -270,7 +270,7 @@ def _update_stack(name: str, stack: TensorSource, own: Mapping[tuple[str, int | 
     return UpdatedStack(name, parts, stack)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class _Place:
     """The place of a weight that layers multiply by: rows of the tensor `stored`, or of a matrix in that stack."""
 
@@ -293,7 +293,7 @@ def _find_places(model: Model, tensors: Mapping[str, TensorSource]) -> dict[str,
     return places
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class AdapterPart:
     """Updates that count `factor` times."""
 
@@ -301,7 +301,7 @@ class AdapterPart:
     factor: float = 1.0
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+@frozen(eq=False, weakref_slot=True)
 class Adapter:
     """Updates of one model's weights; the `parts` are added in their order.
 

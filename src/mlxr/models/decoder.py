@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Protocol
 
 from mlxr.cache.shapes import form_groups
+from mlxr.core.frozen import frozen
 from mlxr.core.memory import read_available_bytes
 from mlxr.kernels.arrays import fetch_rows, place_rows
 from mlxr.kernels.context import Context
@@ -57,7 +58,7 @@ from mlxr.models.shares import take_share
 from mlxr.models.weights import arrange_tensors, check_tensors, list_matrices, refuse_parted, split_joined
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Routing:
     """Counts of all layers with experts together, since the model was loaded.
 

@@ -14,11 +14,11 @@ layers by their inputs; `eagle_config` numbers them by their outputs, as SGLang 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from mlxr.cache.shapes import LayerCache
 from mlxr.core.errors import ModelError
+from mlxr.core.frozen import frozen
 from mlxr.kernels.arrays import join_columns, take_outputs
 from mlxr.kernels.elementwise import hadamard, scale
 from mlxr.kernels.embed import embed
@@ -52,7 +52,7 @@ from mlxr.models.model import Model
 from mlxr.models.rotations import ROPE_FACTORS, Rotations, read_rope_factors
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HeadShape:
     """Describe a head to the engine, as a model describes itself."""
 

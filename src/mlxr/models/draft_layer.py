@@ -10,9 +10,10 @@ each would draft one place further: the first one drafts for all places then.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mlxr.core.errors import ModelError
+from mlxr.core.frozen import frozen
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models.components import Layer
 from mlxr.models.components.weights import Shape
@@ -23,7 +24,7 @@ PRODUCT, TOKEN_NORM, STATE_NORM = "nextn.eh_proj.weight", "nextn.enorm", "nextn.
 HEAD_NORM, TABLE, OUTPUT = "nextn.shared_head_norm", "nextn.embed_tokens.weight", "nextn.shared_head_head.weight"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DraftLayer:
     """The layer of a file that drafts: `tensors` by name, those of the layer itself as if it were a model's first.
 

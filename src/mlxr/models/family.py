@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from mlxr.core.frozen import frozen
 from mlxr.models.folders.config import FolderConfig, TensorLayout
 from mlxr.models.metadata import Metadata
 from mlxr.models.model import Model
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Folder:
     """One class of folders."""
 
@@ -22,7 +23,7 @@ class Folder:
     left_out: Mapping[str, object] = field(default_factory=dict)  # values of keys that a `text_config` need not state
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Family:
     """One family, by its name in GGUF."""
 

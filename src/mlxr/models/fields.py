@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import NoReturn
 
 from mlxr.core.errors import ModelError
+from mlxr.core.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Origin:
     """The source of an entry of metadata that no file has under that key."""
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from mlxr.core.frozen import frozen
 from mlxr.kernels.moe import expect_experts
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models.components.layer import TABLE
 from mlxr.models.model import Model
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AttentionWork:
     """Attention in the layers of one group of the cache.
 
@@ -39,7 +39,7 @@ class AttentionWork:
         return pairs, stop - max(0, start - window + 1)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ExpertsWork:
     """Experts of all layers that are alike: a token uses `used` of `experts` in a layer; `nbytes` is the size of
     all."""
@@ -53,7 +53,7 @@ class ExpertsWork:
         return self.nbytes * expect_experts(self.experts, self.used, tokens) / self.experts
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StepWork:
     """The bytes read and the multiply-adds of a step: `weight_bytes` in each step, of `experts` those that its tokens
     are sent to; multiply-adds for each token, each output row, and in attention."""
@@ -69,7 +69,7 @@ class StepWork:
         return self.weight_bytes + round(sum(work.count_bytes(tokens) for work in self.experts))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ExpertsSummary:
     """The experts of a model: `layers` layers have `experts`, of which each token uses `used`.
 
@@ -83,7 +83,7 @@ class ExpertsSummary:
     shared_features: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Footprint:
     """Bytes of all tensors of a file, of its experts, and of those that one token reads: without the rows of tables and
     the experts that it is not sent to. The `draft_bytes` of a layer that drafts are not included.

@@ -8,9 +8,9 @@ stopped, and those behind them. A family's file states its ears (`EarFamily`): t
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
 
 from mlxr.core.errors import DeviceError, ModelError
+from mlxr.core.frozen import frozen
 from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import FloatArray, TensorSource
 from mlxr.models.components import Norms, Weights
@@ -23,7 +23,7 @@ RATE, MOST_SAMPLES = 16_000, 30 * 16_000  # of a sound, and of a piece that is h
 SoundRule = Mapping[str, float | str]  # settings of frames for `mlxr.pictures.sounds`
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EarSpec:
     """The sizes of an ear, and its steps."""
 
@@ -59,7 +59,7 @@ class EarSpec:
             yield from step.tensors()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EarFamily:
     """Ears of one kind."""
 

@@ -6,11 +6,12 @@ file must have, the contents of the cache, and the share of one of several GPUs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 
 from mlxr.cache.shapes import LayerCache, SharedWith
 from mlxr.core.errors import ModelError
+from mlxr.core.frozen import frozen
 from mlxr.models import limits
 from mlxr.models.components import Attention, Dense, Embeddings, LatentAttention, Layer
 from mlxr.models.components.weights import RotatedWeights, Tensors
@@ -18,7 +19,7 @@ from mlxr.models.components.weights import RotatedWeights, Tensors
 RANK_POOLINGS = ("mean", "cls", "last")
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Model:
     """A decoder: a table of embeddings, layers over the residual stream, a norm and an output.
 

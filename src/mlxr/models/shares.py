@@ -9,9 +9,10 @@ first rank alone adds a bias.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mlxr.core.errors import ModelError
+from mlxr.core.frozen import frozen
 from mlxr.kernels.context import Context
 from mlxr.kernels.sources import cut_columns, cut_vector
 from mlxr.kernels.tensor import TensorSource
@@ -23,7 +24,7 @@ BLOCKS = 256, 32, 1  # features and tokens are cut at multiples of the first of 
 OUTPUT, OUTPUT_BIAS, TABLE = "output.weight", "output.bias", "token_embd.weight"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Share:
     """A rank's share of a model: its layers, and its tensors.
 
@@ -37,7 +38,7 @@ class Share:
     columns: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Place:
     """One of several ranks: `rank` of `count`."""
 

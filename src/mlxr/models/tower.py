@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any, Literal, Protocol
 
 from mlxr.core.errors import ModelError
+from mlxr.core.frozen import frozen
 from mlxr.kernels.activate import Activation, activate
 from mlxr.kernels.arrays import fetch_rows, finish, join_columns, place_rows
 from mlxr.kernels.attend import KVType, allocate_pools
@@ -80,7 +81,7 @@ class Step(Protocol):
         """Return a function that runs the step on rows."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Join:
     """Make one row of so many neighbours: (N, columns) to (N / count, count * columns)."""
 
@@ -96,7 +97,7 @@ class Join:
         return lambda ctx, x: join_neighbours(ctx, x, self.count, by_columns=self.by_columns)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Average:
     """Make one row of so many neighbours, `factor` times their mean: (N, columns) to (N / count, columns)."""
 
@@ -115,7 +116,7 @@ class Average:
         return scale(ctx, sum_neighbours(ctx, x, self.count), self.factor / self.count)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Shift:
     """Subtract a bias from each row, then multiply it by a weight, column by column."""
 
@@ -133,7 +134,7 @@ class Shift:
         return lambda ctx, x: shift_columns(ctx, x, weight, bias)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NormRows:
     """Norm each row by itself; without a `name` the norm has no weight."""
 
@@ -157,7 +158,7 @@ class NormRows:
         return lambda ctx, x: norm(ctx, x, weight)[0]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Multiply:
     """Multiply each row by a weight, and apply an activation to the result."""
 
@@ -179,7 +180,7 @@ class Multiply:
         return lambda ctx, x: activate(ctx, linear(ctx, x, weight), kind, gated=False)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ActivateRows:
     """Apply an activation to each number."""
 
@@ -194,7 +195,7 @@ class ActivateRows:
         return lambda ctx, x: activate(ctx, x, self.activation, gated=False)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GateRows:
     """A feed-forward block with a gate: (N, columns) to (N, columns), by so many `features`."""
 
@@ -215,7 +216,7 @@ class GateRows:
         return lambda ctx, x: linear(ctx, activate(ctx, linear(ctx, x, both), self.activation, gated=True), down)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Words:
     """The texts around a picture in a prompt; `place` is a token that becomes as many as there are rows."""
 
@@ -252,7 +253,7 @@ PixelRule = Mapping[str, int | str]  # settings of sizes for `mlxr.pictures.work
 Positions = Literal["blended", "resized", "sampled", "own", "axes", "none"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TowerSpec:
     """The sizes of a tower, and its parts. Raises ModelError for sizes that contradict each other."""
 
@@ -394,7 +395,7 @@ class TowerSpec:
                 yield from step.tensors()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TowerNames:
     """The names of a tower's tensors in files.
 
@@ -428,7 +429,7 @@ GGUF_BLOCK = {"attn_out": "attn_output", "ln1": "attn_norm", "ln2": "ffn_norm"}
 Renaming = Callable[[TowerSpec, Mapping[str, TensorSource]], dict[str, TensorSource]]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TowerFamily:
     """Towers of one kind."""
 
@@ -474,7 +475,7 @@ def join_slices(spec: TowerSpec, slices: Sequence[FloatArray]) -> dict[str, Tens
     return {"patch_embd.weight": sum_slices("patch_embd.weight", slices)}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Layout:
     """The places of patches, which follow from the grids of pictures: the order of their windows, the batch in which
     layers see all of a picture and that in which they see windows, rotations, and the learned positions."""

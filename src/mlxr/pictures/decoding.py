@@ -16,13 +16,13 @@ import subprocess
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mlxr.core.errors import InvalidRequest
+from mlxr.core.frozen import frozen
 from mlxr.core.processes import Spare, ask
 from mlxr.pictures.fetching import Address
 from mlxr.pictures.sounds import is_sound as is_sound  # also for the service
@@ -62,7 +62,7 @@ Rule = Mapping[str, float | str]  # the rule by which pictures are resized and s
 _HEARS = ("mel", "samples")  # kinds of rules for sounds
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Prepared:
     """A picture as a model's encoder takes it: tiles (height, width, 3), in `grid` rows and columns.
 

@@ -13,16 +13,16 @@ import ssl
 import threading
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from urllib.parse import SplitResult, urlsplit
 
 from mlxr.core.errors import InvalidRequest, SettingError
+from mlxr.core.frozen import frozen
 
 MAX_FETCH_S, MAX_FETCHED_BYTES, _PORT = 5.0, 20 << 20, 443
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Address:
     """The address of a picture or a document, as in a request."""
 

@@ -12,7 +12,6 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from time import monotonic
 from typing import Any
@@ -21,6 +20,7 @@ from urllib.parse import urlencode
 import httpx
 
 from mlxr.core.errors import HubError, InvalidRequest, NotFound
+from mlxr.core.frozen import frozen
 from mlxr.core.types import is_tower_file, rank_tower_file
 from mlxr.core.work_threads import Stop
 from mlxr.registry.library import find as find_short
@@ -128,7 +128,7 @@ _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors", re.ASCII)
 _BESIDE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\.(json|jinja|model|txt)", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reference:
     """A repository, and which of its models: a file or a quantisation, "" for the usual one."""
 
@@ -151,7 +151,7 @@ class Reference:
         return ModelName.parse(f"hf.co/{self.repo_id}" + (f":{tag}" if tag else ""))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RemoteFile:
     """A file to fetch. It is checked against `sha256` if the hub knows one, else against `git_oid`."""
 
@@ -269,7 +269,7 @@ def _read_json(
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Found:
     """A repository with GGUF files that a search of the hub found."""
 

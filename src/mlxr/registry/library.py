@@ -11,12 +11,12 @@ import difflib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from mlxr.core.errors import MlxrError
+from mlxr.core.frozen import frozen
 from mlxr.core.types import is_tower_file
 
 FILE_NAME = "library.json"
@@ -24,7 +24,7 @@ SHIPPED = Path(__file__).parents[1] / "assets" / FILE_NAME
 MAX_FILE_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LibraryModel:
     """A well-known model in one size."""
 
@@ -134,7 +134,7 @@ MAX_MANIFEST_BYTES = 1 << 20
 _OLLAMA_MODEL, _OLLAMA_TOWER = "application/vnd.ollama.image.model", "application/vnd.ollama.image.projector"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Foreign:
     """A model of another program: its name there, changed to one that we allow, and its file or folder.
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Literal
 
 from mlxr.core.errors import InvalidRequest
+from mlxr.core.frozen import frozen
 from mlxr.core.sampling import Kind as ParameterKind
 from mlxr.core.sampling import read_params
 from mlxr.core.types import PARAMETERS
@@ -35,7 +36,7 @@ Kind = Literal["int", "float", "bool", "texts"]
 MAX_STOPS = 64
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Option:
     """A generation option. `has_effect` is False if it is accepted only because clients send it; `least` is the
     smallest valid value. The valid values of sampling parameters are in their own table (`PARAMETERS`).

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal
 import httpx
 
 from mlxr.core.errors import HubError, MlxrError, NotFound, RegistryError
+from mlxr.core.frozen import frozen
 from mlxr.core.work_threads import Stop
 from mlxr.registry.blobs import Blobs, writing
 from mlxr.registry.hub import (
@@ -248,7 +249,7 @@ def _is_still(file: BinaryIO, path: Path) -> bool:
 _LOCAL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PullProgress:
     """The state of a pull. While it fetches: `file`, its `digest`, the bytes that are there, and the file's size
     `total_bytes`. `why` is the reason of a choice among several models.

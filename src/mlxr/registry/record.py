@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
 from mlxr.core.errors import InvalidRequest
+from mlxr.core.frozen import frozen
 
 DEFAULT_TAG = "latest"
 _PART = re.compile(r".*-\d{5}-of-\d{5}\.gguf", re.ASCII)  # of a split GGUF file
@@ -29,7 +30,7 @@ _MODEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ModelName:
     """A checked name; `host` and `namespace` are empty where the name has none. `str` gives it with its tag."""
 
@@ -79,7 +80,7 @@ Progress = Callable[[int, int], None]
 _COUNT_UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ModelFacts:
     """The facts in the files of a model.
 
@@ -104,7 +105,7 @@ class ModelFacts:
     takes_tower: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AdapterFacts:
     """Facts from an adapter's files: `format` "gguf" or "safetensors", largest `rank`, number of updated `weights`."""
 
@@ -128,7 +129,7 @@ class Inspect(Protocol):
 InspectAdapter = Callable[[Path, Path], AdapterFacts]  # of an adapter and its base; raises the same if they do not fit
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ModelFile:
     """A file of a model: its name beside the others, its SHA-256 in hexadecimal, its size and time of change."""
 
@@ -138,7 +139,7 @@ class ModelFile:
     changed_ns: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AdapterRef:
     """The adapter that a model was made with: the name of its record, and the digest that it must have."""
 
@@ -146,7 +147,7 @@ class AdapterRef:
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AdapterRecord:
     """A low-rank adapter by name, for the model `base` and others with the same files.
 
@@ -169,7 +170,7 @@ class AdapterRecord:
     problem: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Changes:
     """The settings of a model that is made from another one; None keeps the other's."""
 
@@ -182,7 +183,7 @@ class Changes:
     adapter: AdapterRef | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ModelRecord:
     """A model by name.
 

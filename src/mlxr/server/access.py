@@ -12,10 +12,11 @@ import ipaddress
 import re
 import socket
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from mlxr.core.errors import SettingError
+from mlxr.core.frozen import frozen
 from mlxr.core.settings import Settings
 from mlxr.server.errors import ServerError
 
@@ -23,7 +24,7 @@ OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 KEY_ID_CHARACTERS = 8
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Head:
     """The parts of a request that the checks see: header names in lower case, `client` an address.
 
@@ -37,7 +38,7 @@ class Head:
     server: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Keys:
     """The valid keys; each request must bring one of them. Without keys every request passes."""
 
@@ -95,7 +96,7 @@ APP_ORIGINS = ("app://*", "file://*", "tauri://*", "vscode-webview://*", "vscode
 ORIGIN_FORM = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]*", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Hosts:
     """The host names that requests may use: `names` in lower case, and those that are always allowed.
 
@@ -130,7 +131,7 @@ class Hosts:
         return name == "localhost" or name.endswith(PRIVATE_ENDINGS) or name in self.names or is_address(name)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Origins:
     """The origins of web pages that may use the server, as a regular expression for the whole Origin header."""
 

@@ -28,8 +28,8 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from mlxr.core.errors import SettingError, name_install
-from mlxr.core.events import Finish, PromptProgress
 from mlxr.core.settings import Settings
+from mlxr.core.types import Finish, PromptProgress
 from mlxr.server.access import OPEN_PATHS
 from mlxr.server.errors import ServerError
 from mlxr.server.page_files import ASSET_PATH, ROOT_PATHS

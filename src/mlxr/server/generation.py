@@ -19,10 +19,9 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from mlxr.core.errors import TOO_COMPLEX, Busy, DeviceError, InvalidRequest, NotFound, Unavailable
-from mlxr.core.events import Event, Finish, PromptProgress
 from mlxr.core.sampling import BY_SPELLING, read_params
 from mlxr.core.settings import Settings
-from mlxr.core.types import FinishReason
+from mlxr.core.types import Event, Finish, FinishReason, PromptProgress
 from mlxr.registry.modelfile import read_draft_tokens
 from mlxr.registry.record import ModelRecord
 from mlxr.server.activity import InFlight, Span, in_flight, log_prompt, log_reading, log_stand_in, start_span

@@ -27,6 +27,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from mlxr.core.errors import DeviceError, EngineStopped
+from mlxr.core.frozen import frozen
 from mlxr.core.stats import (
     MAX_LOG,
     Counters,
@@ -60,7 +61,7 @@ Run = tuple[int, int, int]  # first page, number of pages, their code
 _EQUAL = re.compile(rb"(?s)(.)\1*")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GroupState:
     """The pages of all layers with one shape of cache, see `PageMap`; `runs` cover all of them."""
 
@@ -75,7 +76,7 @@ class GroupState:
     runs: list[Run]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GroupChange:
     """The pages of a group whose code has changed, and the events of pages."""
 
@@ -86,7 +87,7 @@ class GroupChange:
     short_tokens: int  # added since then
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Snapshot:
     """The complete state of an engine."""
 
@@ -103,7 +104,7 @@ class Snapshot:
     limits_hint: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Change:
     """The changes in the `seconds` before `time`; unchanged parts are empty, None or 0."""
 
@@ -128,7 +129,7 @@ class Change:
         return not any(getattr(self, row.name) for row in fields(self) if row.name not in ("time", "seconds"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class PageDetails(PageRecord):
     """One page of a model's cache, with the answers that hold it."""
 
@@ -137,7 +138,7 @@ class PageDetails(PageRecord):
     page: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LiveEvents:
     """The data of each event of the stream, by the event's name."""
 

@@ -8,7 +8,6 @@ cache and dispatches themselves (`core/stats`); these are read only for a reques
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -17,8 +16,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from mlxr.core.events import Finish
-from mlxr.core.types import Timings, Usage
+from mlxr.core.frozen import frozen
+from mlxr.core.types import Finish, Timings, Usage
 from mlxr.server.activity import InFlight
 
 if TYPE_CHECKING:
@@ -197,7 +196,7 @@ class RequestMetrics:
 Samples = Mapping[str, float] | Mapping[tuple[str, ...], float]  # numbers by their labels other than the model
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EngineRow:
     """A metric that is made of the counters of loaded models' engines."""
 

@@ -11,7 +11,6 @@ import base64
 import gzip
 import hashlib
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlxr.core.errors import SettingError
+from mlxr.core.frozen import frozen
 from mlxr.core.settings import Settings
 from mlxr.server.access import Head
 from mlxr.server.parts import parts_of
@@ -50,7 +50,7 @@ ASK_AGAIN = "no-cache"  # may be kept, but the server is asked before each use
 TOOL_ORIGIN = re.compile(r"https?://([a-z0-9._-]+|\[[0-9a-f:]+\])(:\d{1,5})?", re.IGNORECASE | re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PageFile:
     """The bytes of a file, the same compressed (empty if that saves nothing), and a tag that changes with them."""
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection
 
 from mlxr.core.errors import MlxrError
+from mlxr.core.frozen import frozen
 from mlxr.core.memory import return_free_memory
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Lifecycle:
             self._metrics.loop_lag.observe(max(0.0, monotonic() - before_s - LAG_INTERVAL_S))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ServerParts:
     """The parts of a server, in `app.state.parts`; see `create_app`."""
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from itertools import islice
 from typing import Annotated, Any, TypedDict, TypeVar, Unpack, get_type_hints
@@ -41,6 +41,7 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from mlxr.core.errors import EngineStopped, InvalidRequest
+from mlxr.core.frozen import frozen
 from mlxr.server.activity import in_flight, log_ignored
 from mlxr.server.errors import ServerError, explain_body, explain_parsing
 from mlxr.server.parts import parts_of
@@ -166,7 +167,7 @@ def describe_call(call_id: str, name: str, arguments: str) -> JsonObject:
 RenderError = Callable[[ServerError, str], Mapping[str, object]]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Dialect:
     """A dialect; `render_error(error, request_id)` makes the JSON body of errors below one of its `prefixes`."""
 
@@ -283,7 +284,7 @@ class Description(TypedDict, total=False):
     openapi_extra: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RouteRow:
     """One route: its method, its path, its handler, and its description in `/openapi.json`."""
 

@@ -17,6 +17,7 @@ from itertools import count
 from pathlib import Path
 
 from mlxr.core.errors import AdaptersBusy, InvalidRequest
+from mlxr.core.frozen import frozen
 from mlxr.core.work_threads import WorkThreads
 from mlxr.loading import Adapter, add_adapters, measure_adapter
 from mlxr.registry import AdapterRecord
@@ -52,7 +53,7 @@ class _Entry:
         return lent
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AdaptersUse:
     """The memory of adapters; `held_bytes` includes unloaded ones that answers still use."""
 
@@ -61,7 +62,7 @@ class AdaptersUse:
     uses: tuple[AdapterUse, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AdapterUse:
     """An adapter in memory: its bytes, how often requests chose it, whether answers use it now."""
 

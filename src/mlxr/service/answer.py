@@ -9,11 +9,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy, deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType
 
-from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta, TokenInfo, ToolCallDelta
-from mlxr.core.types import FinishReason, SamplingParams, Timings, TokenLogprob, Usage
+from mlxr.core.frozen import frozen
+from mlxr.core.types import (
+    Event,
+    Finish,
+    FinishReason,
+    ReasoningDelta,
+    SamplingParams,
+    TextDelta,
+    Timings,
+    TokenInfo,
+    TokenLogprob,
+    ToolCallDelta,
+    Usage,
+)
 from mlxr.engine.sequence import TokenEvent
 from mlxr.service.reasoning import ReasoningSplitter, Thought, hold_back
 from mlxr.service.tools import CallParser, CallPiece
@@ -191,7 +203,7 @@ class _RepeatSieve:
         self._number = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AnswerFormat:
     """The way in which the answers of one request are read; the default is plain text.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -14,6 +13,7 @@ import platformdirs
 
 from mlxr import loading
 from mlxr.core.errors import Busy, Unavailable
+from mlxr.core.frozen import frozen
 from mlxr.core.sampling import EVERYDAY, read_file_defaults
 from mlxr.core.settings import Settings
 from mlxr.core.work_threads import WorkThreads
@@ -38,7 +38,7 @@ MAX_LICENSE_CHARACTERS = 1 << 16
 BUILTIN_DEFAULT = "demo"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DefaultModel:
     """The model that answers if a request names none, and the reason, as part of a sentence.
 
@@ -71,11 +71,15 @@ def recommend(path: Path) -> Mapping[str, object]:
 
 def choose_default(registry: Registry, settings: Settings) -> DefaultModel:
     """Choose the default model: the setting `default_model`, else the model in the catalogue that was used last, or
-    was added last if none was ever used, else the demo.
+    was added last if none was ever used, else the demo. Encoders, which write nothing, are left out.
     """
     if settings.default_model is not None:
         return DefaultModel(settings.default_model, "it is set", is_set=True)
-    own = [record for record in registry.list() if record.files and record.problem is None]
+    own = [
+        record
+        for record in registry.list()
+        if record.files and record.problem is None and "completion" in record.capabilities
+    ]
     used = [record for record in own if record.last_used_at is not None]
     if own:
         latest = max(used or own, key=lambda record: record.last_used_at or record.modified_at)
@@ -114,7 +118,10 @@ def inspect_model(path: Path, tower: Path | None = None, /) -> ModelFacts:
             embedding_length=source.config.hidden,
             template=template_text,
             capabilities=find_capabilities(
-                template_text, sees=seen_by is not None, hears=seen_by is not None and seen_by.ear is not None
+                template_text,
+                writes=source.config.has_output,
+                sees=seen_by is not None,
+                hears=seen_by is not None and seen_by.ear is not None,
             ),
             files=list_files(source) + beside,
             license=license_text[:MAX_LICENSE_CHARACTERS] if isinstance(license_text, str) else "",
@@ -158,11 +165,16 @@ def _to_json(value: object, with_arrays: bool) -> object:
     return value
 
 
-def find_capabilities(template_source: str, *, sees: bool = False, hears: bool = False) -> frozenset[str]:
+def find_capabilities(
+    template_source: str, *, writes: bool = True, sees: bool = False, hears: bool = False
+) -> frozenset[str]:
     """Return the capabilities of a model: of "completion", "embedding", "tools", "thinking", "vision" and "audio".
 
-    Every model that can chat can be told of tools; a model thinks if its template has tags around thoughts.
+    An encoder, which does not write, makes vectors only. Every model that can chat can be told of tools; a model thinks
+    if its template has tags around thoughts.
     """
+    if not writes:
+        return frozenset({"embedding"})
     found = {"completion", "embedding"}
     if template_source:
         found |= {"tools"} | ({"vision"} if sees else set()) | ({"audio"} if hears else set())

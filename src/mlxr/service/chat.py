@@ -20,12 +20,13 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from mlxr.core.errors import ContextFull, ConversationRefused, InvalidRequest, NoTemplateWorker
+from mlxr.core.frozen import frozen
 from mlxr.core.types import Grammar
 from mlxr.engine.pictures import Pictures
 from mlxr.service.answer import WRAPPERS, AnswerFormat, OutputParser
@@ -188,7 +189,7 @@ def count_characters(value: object, enough: int, most_items: int | None = None) 
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rules:
     """The grammar that an answer must follow.
 
@@ -204,7 +205,7 @@ class Rules:
     relaxed: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Turn:
     """A conversation ready to be answered: its prompt ends inside the reasoning (`is_thinking`), right behind it
     (`has_thought`), or elsewhere.

@@ -43,7 +43,7 @@ def create_model(
     registry.check_free(name, replaces=replaces)
     if changes.template is not None:
         template = read_template(changes.template)
-        capabilities = find_capabilities(template, sees=_sees(registry, source))
+        capabilities = _find_capabilities(registry, source, template)
         changes = replace(changes, template=template, capabilities=capabilities)
     elif renderer is not None and not _has_template(registry, source):
         raise InvalidRequest("RENDERER", f"{renderer[:80]!r} is a part of Ollama, and the model has no template to use")
@@ -62,11 +62,14 @@ def create_model(
     return registry.add(name, source, changes, replaces=replaces)
 
 
-def _sees(registry: Registry, source: ModelRecord | Mapping[str, str]) -> bool:
+def _find_capabilities(registry: Registry, source: ModelRecord | Mapping[str, str], template: str) -> frozenset[str]:
+    """Return the capabilities of a model with another template."""
     if isinstance(source, ModelRecord):
-        return "vision" in source.capabilities or source.tower is not None
-    facts = registry.inspect(source)
-    return "vision" in facts.capabilities or any(is_tower_file(path.name) for path in facts.files)
+        known, has_tower = source.capabilities, source.tower is not None
+    else:
+        facts = registry.inspect(source)
+        known, has_tower = facts.capabilities, any(is_tower_file(path.name) for path in facts.files)
+    return find_capabilities(template, writes="completion" in known, sees="vision" in known or has_tower)
 
 
 def _has_template(registry: Registry, source: ModelRecord | Mapping[str, str]) -> bool:

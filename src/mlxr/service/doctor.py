@@ -9,12 +9,13 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
 from mlxr import __version__
 from mlxr.core.errors import DeviceError, MlxrError, name_install
+from mlxr.core.frozen import frozen
 from mlxr.core.settings import Settings
 from mlxr.engine.gpu_checks import Finding, describe_gpu, find_gpu, list_checks, run_check, summarise_parts
 from mlxr.engine.memory_plan import read_room_bytes
@@ -41,7 +42,7 @@ FUNCTIONS = (  # which the demo model was taught; used as questions
 FEW_BYTES = 4 << 30  # of memory or disk, which hold one small model
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Check:
     """The finding about one part; `remedy` is "" if nothing needs to be done."""
 
@@ -214,7 +215,7 @@ def _look_at_hub(settings: Settings) -> Iterator[Check]:
     yield Check("hub", "ok" if status < 500 else "note", f"{settings.hub_url} answers {status}, {token}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpuReport:
     """The findings of a GPU's checks, and the machine."""
 

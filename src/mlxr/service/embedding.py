@@ -12,7 +12,6 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
 
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxr.core.errors import InvalidRequest
+from mlxr.core.frozen import frozen
 from mlxr.engine.request import EngineRequest as EngineRequest
 from mlxr.engine.request import Pooling as Pooling
 from mlxr.loading import Model, TextRules, TokenProduct
@@ -152,7 +152,7 @@ _SAME_PROMPTS = (  # each row: the names of one task in APIs and files
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PromptChoice:
     """A request's choice of the prompt before texts: a prompt of the model, by its `name` or by the kind of texts
     (`input_type`), or `text` itself; without any of them the default of the model's files.
@@ -210,7 +210,7 @@ TEMPLATE = (
 )
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Ranker:
     """Ranks documents with one model. `template` is the one for ranking in its files, or None."""
 

@@ -14,45 +14,47 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from mlxr.core.frozen import frozen
+
 Ranges = tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Chars:
     """One character of the code points in `ranges`, which are sorted, apart from each other, and inclusive."""
 
     ranges: Ranges
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Token:
     """One token of the vocabulary, as both notations write it: `<think>` or `<[1000]>`."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Ref:
     """The rule of this name."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Sequence:
     """All parts, one after the other; nothing at all without parts."""
 
     parts: tuple[Node, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Choice:
     """One of the parts."""
 
     parts: tuple[Node, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Repeat:
     """The part from `low` to `high` times; as often as one likes where `high` is None."""
 

@@ -12,7 +12,6 @@ import functools
 import weakref
 from collections.abc import Collection, Sequence
 from ctypes import c_bool, c_char_p, c_size_t, c_uint32, c_uint64, c_void_p
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +19,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, _lib
 
 from mlxr.core.errors import InvalidRequest, MlxrError
+from mlxr.core.frozen import frozen
 from mlxr.engine.request import Mask
 from mlxr.tokenizers import Tokenizer
 
@@ -164,7 +164,7 @@ class _TokenizerInit(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Limits:
     """Limits of one grammar: states of its lexer, symbols, items of the parser in one step."""
 

@@ -15,16 +15,17 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 from random import Random
 from typing import Any, Protocol
 
 from mlxr.core.errors import InvalidRequest
+from mlxr.core.frozen import frozen
 
 SEED_BITS = 64
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Identity:
     """`seed` decides all ids, and the seed of an answer whose request gives none; `created_s` is the request's time.
 
@@ -110,7 +111,7 @@ class PageSource(Protocol):
         """Bring those of the pages `names` that there are; None if nothing was done. Missing pages are no error."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RequestHooks:
     """A cluster's instructions for one request."""
 
@@ -127,7 +128,7 @@ def find_hooks(state: Mapping[str, Any]) -> RequestHooks:
     return hooks
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PageNames:
     """A prompt of `tokens` tokens and the names of the pages that it fills, of `page_size` tokens each."""
 

@@ -7,9 +7,10 @@ data, prefix first. Other files come before the gap, each behind the family's se
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mlxr.core.errors import InvalidRequest
+from mlxr.core.frozen import frozen
 from mlxr.service.requests import TextRequest
 from mlxr.tokenizers import Tokenizer
 
@@ -17,7 +18,7 @@ PROJECT = "project\n"  # the repository's name, for vocabularies with a token fo
 PREFIX_SHARE = 3 / 4  # of the room, if the texts around the gap do not fit
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Spelling:
     """The tokens around a gap in one model family; those in `others` end an answer, as `file` does."""
 
@@ -41,7 +42,7 @@ FAMILIES: tuple[Spelling, ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Snippet:
     """A file, or a part of one, that may help to fill the gap."""
 
@@ -49,7 +50,7 @@ class Snippet:
     filename: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class InfillTokens:
     """Ids of the tokens that open prefix, suffix, middle, another file and the project; `ends` end an answer."""
 

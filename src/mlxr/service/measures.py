@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mlxr.core.errors import InvalidRequest, MlxrError, ModelError
+from mlxr.core.frozen import frozen
 from mlxr.core.model_settings import StepSizes, size_steps
 from mlxr.core.settings import Settings
 from mlxr.core.stats import Profile
@@ -48,7 +49,7 @@ Progress = Callable[[int, int], None]
 Watch = Callable[[str], AbstractContextManager[None]]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Spread:
     """The median, the smallest and the largest of several measurements."""
 
@@ -57,7 +58,7 @@ class Spread:
     max: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Load:
     """The work to measure: `batch` requests at once, each with its own random prompt. Raises InvalidRequest."""
 
@@ -71,7 +72,7 @@ class Load:
                 raise InvalidRequest(name, f"must be at least 1, got {getattr(self, name)}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Speed:
     """Tokens per second of the whole batch, one number per repetition."""
 
@@ -187,7 +188,7 @@ class LoadRunner:
 _STRIDE_TOKENS = 97  # between the beginnings of two prompts
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DraftSpeed:
     """Tokens per second of the whole batch after the prompts, one number per repetition, and counts of drafts."""
 
@@ -266,7 +267,7 @@ PHASES = ("prefill", "decode")
 STEPS_ROW, KERNELS_ROW = 1, 2  # rows of the trace
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PhaseProfile:
     """`seconds` that `tokens` tokens took in `steps` (start and end of each, in ns), `plain_seconds` without profiling.
 
@@ -357,7 +358,7 @@ MIN_WINDOW_TOKENS = 2
 MAX_MEAN_NATS = 700.0  # e to this is nearly the largest float; uniform guessing has ln(vocabulary), about 12
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TokenScore:
     """A scored token: its position among the tokens of the text, and its negative log-probability in nats."""
 
@@ -366,7 +367,7 @@ class TokenScore:
     nats: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TextScore:
     """The sum over all scored tokens: how many, their bytes of text, and their negative log-probability in nats."""
 

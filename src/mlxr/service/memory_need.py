@@ -7,9 +7,9 @@ is known only after preparing them; until then the size of the files stands for 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 
 from mlxr.core.errors import DoesNotFit, MlxrError
+from mlxr.core.frozen import frozen
 from mlxr.core.settings import Settings
 from mlxr.engine.memory_plan import estimate_arena, measure_conversation, read_room_bytes
 from mlxr.loading import open_source
@@ -18,7 +18,7 @@ from mlxr.service.model_pool import MIN_ARENA_BYTES, ModelPool, Room, measure_we
 from mlxr.service.opening import find_draft_config
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MemoryNeed:
     """Bytes of weights and cache, and `free_bytes` that models may take besides those that stay loaded.
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mlxr.core.errors import Busy, DoesNotFit, EngineStopped, ModelError, SettingError, Unavailable
+from mlxr.core.frozen import frozen
 from mlxr.core.memory import return_free_memory
 from mlxr.core.settings import Settings
 from mlxr.core.work_threads import WorkThreads
@@ -100,7 +101,7 @@ def identify_files(record: ModelRecord) -> Files:
     return tuple((stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunningModel:
     """A loaded model; it is unloaded at `expires_at` unless it is used before, never if that is None.
 
@@ -179,7 +180,7 @@ class _Entry:
         return self.record.name
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Room:
     """The memory for a model: `free_bytes`, once the models named in `leaving` are unloaded."""
 

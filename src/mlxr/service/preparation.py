@@ -9,11 +9,12 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, TypeVar
 
 from mlxr.core.errors import ContextFull, InvalidRequest
+from mlxr.core.frozen import frozen
 from mlxr.core.memory import return_free_memory
 from mlxr.core.types import SamplingParams
 from mlxr.core.work_threads import LEAST_URGENT, WorkThreads
@@ -76,7 +77,7 @@ class BreakerFinder:
 MAX_BROUGHT_TEMPLATES = 8  # parsed templates of requests that are kept
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Prepared:
     """One request, ready for the engine, and the answers that turn the engine's events into their own."""
 

@@ -6,12 +6,12 @@ The result does not depend on how the text was cut into pieces.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 from types import MappingProxyType
 
 import numpy as np
 
+from mlxr.core.frozen import frozen
 from mlxr.engine.request import Mask, TokenConstraint
 from mlxr.tokenizers import Tokenizer
 
@@ -26,7 +26,7 @@ EFFORTS: Mapping[str, int] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Tags:
     """The tags around the reasoning of one model.
 
@@ -53,7 +53,7 @@ TAGS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Thought:
     """A piece of reasoning; an empty one marks the end."""
 
@@ -172,7 +172,7 @@ class _GatePlace(Enum):
     ANSWER = auto()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GateTokens:
     """The parts of a vocabulary that a gate needs: the mask of the tokens that may be part of a thought, and some ids.
 

@@ -10,11 +10,12 @@ everything between the messages is as the template writes it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from mlxr.core.errors import ContextFull, InvalidRequest
+from mlxr.core.frozen import frozen
 from mlxr.core.types import AUTO_DRAFTS, DraftOptions, Grammar, SamplingParams
 from mlxr.service.messages import Message as Message
 from mlxr.tokenizers import Tokenizer
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from mlxr.service.adapters import AdapterChoice
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Tool:
     """A function that the model may call; `parameters` is the JSON schema of its arguments."""
 
@@ -33,7 +34,7 @@ class Tool:
     parameters: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({"type": "object"}))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NamedTool:
     """The tool choice "this one"."""
 
@@ -44,7 +45,7 @@ ToolChoice = Literal["auto", "none", "required"] | NamedTool
 Ending = Literal["new turn", "continued", "closed"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class RequestOptions:
     """The options of every request, besides sampling."""
 
@@ -58,7 +59,7 @@ class RequestOptions:
     reports_progress: bool = False  # events tell how much of the prompt is computed
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TextRequest(RequestOptions):
     """Continue a text, or token ids."""
 
@@ -69,7 +70,7 @@ class TextRequest(RequestOptions):
     echo: str | None = None  # each answer begins with it; with logprobs, also with the prompt's tokens
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ChatRequest(RequestOptions):
     """Answer a conversation. With tools to choose from, an answer is calls of them, or text that follows a grammar.
 
@@ -92,7 +93,7 @@ class ChatRequest(RequestOptions):
 R = TypeVar("R", TextRequest, ChatRequest)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Window:
     """A window: prompt and answer may have `tokens` tokens together.
 

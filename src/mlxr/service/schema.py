@@ -10,9 +10,11 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeGuard
 from urllib.parse import unquote
+
+from mlxr.core.frozen import frozen
 
 Schema = dict[str, object]
 
@@ -154,7 +156,7 @@ _NEVER_HELD = frozenset((
 # fmt: on
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Enforceable:
     """A schema for the library, and the keywords of the original that it does not enforce, in order of appearance.
 
@@ -457,7 +459,7 @@ _FORMED_CHARACTERS = 10
 _MOST_ROUNDS = 50
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sizes:
     """The characters of a schema's shortest value (infinite if there is none), and of the longest part of it."""
 

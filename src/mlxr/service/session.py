@@ -219,7 +219,7 @@ class Session:
     @property
     def capabilities(self) -> frozenset[str]:
         """The model's capabilities, of "completion", "tools", "thinking", "vision", "audio" and "embedding"."""
-        return self._preparation.capabilities
+        return self._preparation.capabilities if self.config.has_output else frozenset({"embedding"})
 
     @property
     def deaf(self) -> str:

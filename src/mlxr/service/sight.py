@@ -11,11 +11,12 @@ from __future__ import annotations
 import base64
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from mlxr.core.errors import InvalidRequest
+from mlxr.core.frozen import frozen
 from mlxr.engine.pictures import Picture, Pictures, Placed
 from mlxr.loading import EarSpec, TowerSpec
 from mlxr.pictures.decoding import MAX_FILE_BYTES, MAX_PICTURES, Decoder, Prepared, is_sound, read_base64, read_url
@@ -140,7 +141,7 @@ def _is_document(part: object) -> bool:
     return isinstance(part, Mapping) and part.get("type") == "document"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Part:
     """Rows of a picture, of a tile or of a piece of a sound; one token stands for them until it is repeated per row."""
 
@@ -149,7 +150,7 @@ class Part:
     rows: int | None = None  # None: all from `first` on
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Spelt:
     """A picture in the words of a model's vocabulary, and the parts whose places are among these words."""
 
@@ -157,7 +158,7 @@ class Spelt:
     parts: Sequence[Part]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Shown:
     """Pictures that were taken out of a conversation, and the mark that stands for each."""
 

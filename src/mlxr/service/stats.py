@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from mlxr.core.frozen import frozen
 from mlxr.core.settings import Settings
 from mlxr.core.stats import Dispatch, ExpertRows
 from mlxr.engine.engine import Engine
@@ -14,7 +14,7 @@ from mlxr.loading import LoadedModel, Routing, open_source
 from mlxr.service.adapters import AdaptersUse
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SessionStats:
     """The statistics of a loaded model, `age_s` seconds ago."""
 

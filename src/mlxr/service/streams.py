@@ -26,8 +26,20 @@ from itertools import islice
 from time import monotonic
 from typing import Literal, NamedTuple
 
-from mlxr.core.events import Event, Finish, PromptProgress, ReasoningDelta, TextDelta, TokenInfo, ToolCallDelta
-from mlxr.core.types import Closes, FinishReason, Timings, Usage
+from mlxr.core.frozen import frozen
+from mlxr.core.types import (
+    Closes,
+    Event,
+    Finish,
+    FinishReason,
+    PromptProgress,
+    ReasoningDelta,
+    TextDelta,
+    Timings,
+    TokenInfo,
+    ToolCallDelta,
+    Usage,
+)
 from mlxr.engine.engine_thread import EngineThread, Ticket, read_embedding
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.runner import Floats
@@ -280,7 +292,7 @@ def forward_to(stream: AnswerStream) -> Callable[[TokenEvent], None]:
     return receive
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ToolCall:
     """A tool's name and the arguments to call it with."""
 
@@ -289,7 +301,7 @@ class ToolCall:
     arguments: str  # the JSON text of an object, cut short if the answer was
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Completion:
     """One answer that has ended."""
 

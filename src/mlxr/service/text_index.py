@@ -14,12 +14,12 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from mlxr.core.errors import InvalidRequest, MlxrError
+from mlxr.core.frozen import frozen
 from mlxr.core.types import Closes
 from mlxr.pictures import documents
 from mlxr.service.embedding import Vector, scale_vector
@@ -41,7 +41,7 @@ CREATE INDEX IF NOT EXISTS chunks_of_texts ON chunks (digest);
 """
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Passage:
     """A part of a file, from that line on, and its nearness to the question: the cosine of their vectors."""
 
@@ -51,7 +51,7 @@ class Passage:
     score: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Change:
     """Counts of an update: files that were read anew, files that are gone, vectors that were computed."""
 

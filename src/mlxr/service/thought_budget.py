@@ -14,11 +14,11 @@ room for the message, the closing tag comes alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 
 import numpy as np
 
+from mlxr.core.frozen import frozen
 from mlxr.core.model_settings import THINKING_MESSAGE, ModelSettings
 from mlxr.engine.request import FREE_TOKENS, Mask, TokenConstraint
 from mlxr.service.reasoning import Tags, hold_back, list_open_ids
@@ -29,7 +29,7 @@ LEAST_TOKENS = 16  # a thought may take all of an answer with fewer tokens
 MOST_PARTS = 4  # bytes of one character; a thought is never cut within one
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Thinking:
     """The settings for thoughts: their most tokens (None: any number), and the message when these are used up."""
 
@@ -55,7 +55,7 @@ class ThoughtEnd:
         self.is_wanted = True
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ThoughtTokens:
     """The tokens of one vocabulary that budgets need; made once for a model and a message.
 

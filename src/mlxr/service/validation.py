@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mlxr.core.errors import InvalidRequest, MlxrError, ModelError
+from mlxr.core.frozen import frozen
 from mlxr.core.model_settings import size_steps
 from mlxr.core.settings import Settings
 from mlxr.core.stats import Dispatch, ExpertRows
@@ -43,7 +44,7 @@ MAX_PRODUCT_ERROR = 0.05
 MIN_RELATIVE_ERROR, MIN_DIVERGENCE_NATS = 0.002, 1e-5
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reference:
     """Logits of the reference backend, (positions, vocabulary): `rows`, and `moved` with weights that are a little off.
 
@@ -57,7 +58,7 @@ class Reference:
     draft_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LogitsCheck:
     """The difference between the logits and the reference's over `positions` positions.
 
@@ -96,7 +97,7 @@ class LogitsCheck:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CacheCheck:
     """The check of the cache with one prompt: two answers side by side, then the same prompt once more.
 
@@ -112,7 +113,7 @@ class CacheCheck:
     answers_agree: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FullUse:
     """Bytes of the cache for `sequences` of `tokens` each: those needed, and those needed if no layer had a window."""
 
@@ -122,7 +123,7 @@ class FullUse:
     unwindowed_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Validation:
     """The measurements and findings of a validation."""
 

@@ -13,23 +13,24 @@ from dataclasses import dataclass, field
 from typing import Literal, NoReturn
 
 from mlxr.core.errors import InvalidRequest
+from mlxr.core.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Text:
     """Text that is written unchanged."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Value:
     """A literal: text, a whole number, true, false, or None for nil."""
 
     value: str | int | bool | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Path:
     """Fields of the dot (start "."), of a variable ("$x", "$" for the root), or of a pipeline's value."""
 
@@ -37,7 +38,7 @@ class Path:
     fields: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Word:
     """The name of a function."""
 
@@ -47,7 +48,7 @@ class Word:
 Term = Value | Path | Word
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Pipe:
     """Commands, each of which gets the value of the one before as its last argument; it may be kept in variables."""
 
@@ -56,7 +57,7 @@ class Pipe:
     assigns: bool = False  # `=`: to existing variables
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Action:
     """A pipeline whose value is written, unless it goes into a variable."""
 
@@ -64,7 +65,7 @@ class Action:
     line: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Block:
     """if, with or range: the body, and the nodes for an empty value."""
 
@@ -75,7 +76,7 @@ class Block:
     line: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Jump:
     """A `{{break}}` or a `{{continue}}` of a loop."""
 

@@ -9,13 +9,14 @@ Meaning: https://github.com/ollama/ollama/blob/main/template/template.go
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from mlxr.core.errors import InvalidRequest
+from mlxr.core.frozen import frozen
 from mlxr.templates.go_syntax import Action, Block, Node, Path, Pipe, Text, Value, Word, list_fields, parse, refuse
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Kind:
     """A kind of values. `fields`: name in Go → (key here, kind). `item` is the kind of its entries, `is_map` says that
     they have names. `writes` is the form in which it is written: unchanged, as JSON, as true or false, or never ("").
@@ -276,7 +277,7 @@ def _cut_after_response(nodes: Sequence[Node], is_cut: bool = False) -> tuple[tu
     return tuple(kept), is_cut
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Scope:
     """The values of the dot and the variables at one place."""
 

@@ -10,13 +10,13 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
 from mlxr.core.errors import InvalidRequest, TemplateError
+from mlxr.core.frozen import frozen
 from mlxr.templates.workers import template_workers
 from mlxr.tokenizers.folder import DEFAULT_TEMPLATE, TOOL_TEMPLATE, FolderConfig
 
@@ -41,7 +41,7 @@ def find_tool_source(source: str) -> str | None:
     return TOOL_SOURCE if _TOOLS_IN_MESSAGE in source and "<|tool|>" in source else None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Marks:
     """The forms of a family's messages; `{}` stands for the text, `<bos>` and `<eos>` for the vocabulary's tokens.
 

@@ -14,13 +14,13 @@ import copy
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
 from mlxr.core.errors import TokenizerError
+from mlxr.core.frozen import frozen
 from mlxr.tokenizers.vocabulary import SPACE_MARK, WORD_PART, SpecialRules, TokenType, Vocabulary, VocabularyTokenizer
 
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -75,7 +75,7 @@ _PUNCTUATION = r"[\p{P}\$\+<=>\^~\|]+"
 _NOT_PUNCTUATION = r" ?[^(\s|.,!?" "\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PreType:
     """One family: its names (the first is the one written into files), its patterns and its options.
 

@@ -12,12 +12,12 @@ import math
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 from mlxr.core.errors import TokenizerError
+from mlxr.core.frozen import frozen
 from mlxr.tokenizers.vocabulary import (
     SPACE_MARK,
     AddedSpelling,
@@ -339,7 +339,7 @@ class ModelKind(IntEnum):
     CHAR = 4
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SentencePieceModel:
     """The contents of a tokenizer.model; ids as in TrainerSpec, -1 for none."""
 

@@ -16,11 +16,11 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Protocol
 
 from mlxr.core.errors import InvalidRequest, TokenizerError
+from mlxr.core.frozen import frozen
 
 
 class TokenType(IntEnum):
@@ -214,7 +214,7 @@ def parse_byte_token(text: str) -> int | None:
     return int(match[1], 16) if match else None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AddedSpelling:
     """A token that the configuration adds to the vocabulary."""
 
@@ -371,7 +371,7 @@ def find_end_ids(vocabulary: Vocabulary, named: Sequence[int | None]) -> frozens
     return frozenset(ends)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SpecialRules:
     """Tokens with a role, and those around a text.
 

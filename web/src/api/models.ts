@@ -22,6 +22,11 @@ export function nameModel(id: string): string {
   return id === "demo" ? "Demo: Python library only" : id;
 }
 
+/** Whether a model writes text, as all but encoders do; adapters do what their model does. */
+export function writes({ capabilities }: Model): boolean {
+  return capabilities?.includes("completion") ?? true;
+}
+
 /** Whether a model sees pictures; null while that is not known. */
 export function findSight(models: readonly Model[] | undefined, name: string): boolean | null {
   const named = (wanted: string) => models?.find(({ id }) => id === wanted || id === wanted.replace(/:latest$/, ""));

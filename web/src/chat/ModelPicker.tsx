@@ -2,7 +2,7 @@ import { Check, ChevronDown } from "lucide-react";
 import { Popover } from "radix-ui";
 import { type KeyboardEvent, useEffect, useId, useRef, useState } from "react";
 import { type ListedModel, shortName, useListedModels, useLoadedModels, useServerInfo } from "../api/manage";
-import { isDemo, nameModel, useModels } from "../api/models";
+import { isDemo, nameModel, useModels, writes } from "../api/models";
 import { useCommand } from "../lib/commands";
 import { formatBytes, formatCount } from "../lib/format";
 import { routeHref } from "../lib/route";
@@ -135,7 +135,7 @@ function useChoices(value: string): { choices: Choice[]; label: string } {
     const isLoaded = loaded.has(shortName(id));
     return { value: chosen, name, isLoaded, facts: describe(known.get(shortName(id)), isLoaded) };
   };
-  const ids = (models ?? []).map((model) => model.id);
+  const ids = (models ?? []).filter((model) => writes(model) || model.id === value).map((model) => model.id);
   const own = ids.filter((id) => !isDemo(id));
   const first = make(usual, usual ? `${nameModel(usual)} (default)` : "Default model", "");
   const others = [...own, ...ids.filter(isDemo)].filter((id) => id !== shortName(usual) || id === value);

@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +22,7 @@ from mlxr.cache.arena import ModelArena
 from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.page_table import SequenceTable
 from mlxr.core.errors import OutOfPages
+from mlxr.core.frozen import frozen
 from mlxr.engine.runner import BatchPart, Floats, ModelShape, Runner, build_batch, build_single, reserve_pages
 from mlxr.engine.speculative.costs import MOST_ROWS, Curve, StepCosts
 from mlxr.engine.speculative.drafters import HeadDrafter, ModelDrafter, Rates
@@ -206,7 +207,7 @@ _ANSWER_WEIGHT = 0.1  # of the newest answer
 _FIRST_ANSWER_TOKENS = 64.0  # how long answers are, before any has ended
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Decision:
     """The answers that are to have drafts, and of how many places; `gain` times as many tokens per second are expected.
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.shapes import LayerCache, PagesAndState, StateShape
 from mlxr.core.errors import SettingError
+from mlxr.core.frozen import frozen
 from mlxr.core.model_settings import DRAFT_WORDS, ModelSettings, size_steps
 from mlxr.engine.memory_plan import ArenaPlan
 from mlxr.engine.runner import Model, ModelShape, Runner
@@ -260,7 +260,7 @@ class Planner:
 HOST_DEVICES = ("cpu", "reference")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DraftSource:
     """A model that drafts, with the same vocabulary as the one it drafts for. `fingerprint` names its weights.
 
@@ -277,7 +277,7 @@ class DraftSource:
         return self.model.config
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HeadSource:
     """A head that drafts from the states of the model. `fingerprint` names its weights and the model's."""
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
+from mlxr.core.frozen import frozen
 from mlxr.kernels.tensor import FloatArray
 
 LOG2E = math.log2(math.e)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Scores:
     """Parameters of scores, which are products of queries and keys times `scale`, capped, and masked by the window.
 

@@ -6,9 +6,9 @@ residual sum: see `sum_and_norm`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from mlxr.core.frozen import frozen
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import Deferred, Value, find_parts, settle
 from mlxr.kernels.gpu.kernel import LANES, Kernel
@@ -44,7 +44,7 @@ GATHER = Kernel(
 KERNELS = (SUM, GATHER)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class OwnPart:
     """This rank's part of a deferred sum: (rows, columns), or in shares (shares, rows, columns)."""
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from mlxr.core.frozen import frozen
 from mlxr.kernels.arrays import empty
 from mlxr.kernels.checks import check_floats, check_size, refuse
 from mlxr.kernels.choice import REFERENCE, Choice
@@ -447,7 +448,7 @@ CUT_GATES = Choice("scale", _cut_reference, _cut_native)
 MAX_BLOCK = 8192  # most numbers of a transform, for which a GPU's threadgroup has memory
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Hadamard:
     """A rotation of rows: H (signs * x[order]) of each `block` neighbours, or `inverse`: signs * (H x).
 

@@ -6,10 +6,9 @@ First the checks, then the reference in NumPy, then the call of the native kerne
 # ruff: noqa: ARG001 -- every implementation takes the context
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from mlxr.core.frozen import frozen
 from mlxr.kernels.arrays import empty
 from mlxr.kernels.checks import check_ints, refuse
 from mlxr.kernels.choice import REFERENCE, Choice
@@ -51,7 +50,7 @@ def _embed_native(ctx: Context, token_ids: IntArray, table: TensorSource) -> Flo
 EMBED = Choice("embed", _embed_reference, _embed_native, f"{__name__}.gpu")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ngrams:
     """The rule by which a token and those before it (n-grams) select rows of a table.
 

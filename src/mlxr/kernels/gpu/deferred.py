@@ -10,9 +10,9 @@ are those of `add` and of the norms (`elementwise/summands.h`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar, overload
 
+from mlxr.core.frozen import frozen
 from mlxr.kernels.tensor import DeviceArray, NumberType
 
 _Parts = TypeVar("_Parts")
@@ -77,7 +77,7 @@ def settle(value: Value | None) -> DeviceArray | None:
     return value.settle() if isinstance(value, Deferred) else value
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Dot:
     """The dot products of the rows of x (rows, columns) with a weight (1, columns), both of plain numbers."""
 
@@ -85,7 +85,7 @@ class Dot:
     weight: DeviceArray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Gated:
     """Rows of `y`, perhaps a deferred product, each multiplied by the sigmoid of its `dot`."""
 
@@ -93,7 +93,7 @@ class Gated:
     dot: Dot
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Summands:
     """Arrays whose sum times `factor` is wanted: `array` (rows, columns), or shares of it (shares, rows, columns), and
     perhaps `other`, in the same form, whose rows are multiplied by the sigmoids of `dot`, if there is one."""

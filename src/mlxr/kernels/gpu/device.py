@@ -12,7 +12,7 @@ import re
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.core.errors import DeviceError
+from mlxr.core.frozen import frozen
 from mlxr.kernels.gpu.cuda.driver import CudaCode, CudaDriver
 from mlxr.kernels.gpu.cuda.machine import CudaMachine
 from mlxr.kernels.gpu.deferred import Deferred, Value
@@ -45,7 +46,7 @@ NEURAL_GENERATION, NEURAL_ROWS = 17, 64
 ALIGNMENT_BYTES = 256
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class PlacedBatch:
     """The arrays of a RaggedBatch on the device; `owners` are the tokens' sequences, `lengths` the positions they see.
 

@@ -14,13 +14,13 @@ import math
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mlxr.core.errors import DeviceError
+from mlxr.core.frozen import frozen
 from mlxr.core.stats import Dispatch
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.gpu.deferred import settle
@@ -142,7 +142,7 @@ def _round_up(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class CompiledStep:
     """A step kept by `mx.compile`: running it again takes no Python for operators, but all of MLX's own work.
 
@@ -185,7 +185,7 @@ class CompiledStep:
             self.gpu.mx.eval([array for array in run.kept if array is not None])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Array:
     array: Any
 
@@ -218,7 +218,7 @@ def compile_step(gpu: Gpu, compute: Compute, batch: RaggedBatch) -> CompiledStep
     return CompiledStep(gpu, replay, step, ledger.take_back(before), runs_ahead=True)
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+@frozen(eq=False, weakref_slot=True)
 class RecordedStep:
     """A step as launches over fixed addresses, which a machine starts without MLX, with one call for all.
 

@@ -12,10 +12,12 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal, get_args
+
+from mlxr.core.frozen import frozen
 
 Target = Literal["metal", "cuda", "emulated"]
 HostWords = Literal["emulated", "apple"]  # a kernel's words on the host: our own, or Metal's
@@ -101,7 +103,7 @@ def name_type(kind: object) -> str:
     return str(kind).rpartition(".")[2]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Kernel:
     """A kernel: `body` and `headers` are files in `folder`; `inputs` and `outputs` name the arrays in the body.
 
@@ -135,7 +137,7 @@ class Kernel:
         return math.prod(shape[:-1]) if self.counts_rows else 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Box:
     """A matrix (rows, columns) of 16-bit numbers that is loaded in boxes of `box_rows` and `blocks` of 64 columns."""
 
@@ -145,7 +147,7 @@ class Box:
     blocks: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Variant:
     """One way to compile a kernel: constants by name, types by name, and the types of the arrays, as MLX names them."""
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from mlxr.core.frozen import frozen
 from mlxr.kernels.gpu.cuda.driver import CudaCode
 from mlxr.kernels.gpu.emulator import Emulator
 from mlxr.kernels.gpu.kernel import Kernel, Target, name_type, read_body, read_header, write_metal
@@ -40,7 +40,7 @@ FLAGS = {
 SHORT_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Watched:
     """One timed launch, from `start_ns` to `end_ns` of the monotonic clock; bytes and multiply-adds, 0 if unknown."""
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mlxr.core.frozen import frozen
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.launcher import MIN_ARRAY
 from mlxr.kernels.gpu.mlx import Mlx, view_host
@@ -116,7 +116,7 @@ class Pool:
         self._mx.eval(done)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class PlacedStates:
     """The slots that each sequence reads and writes, and its first token; all int32, padded."""
 

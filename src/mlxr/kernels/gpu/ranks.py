@@ -11,13 +11,13 @@ import mmap
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from mlxr.core.errors import DeviceError
+from mlxr.core.frozen import frozen
 
 if TYPE_CHECKING:
     from mlxr.kernels.gpu.cuda.driver import CudaDriver
@@ -47,7 +47,7 @@ class Inbox(Protocol):
         """Remove what the handle names, after all ranks have opened it."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Ranks:
     """The place of this process, `rank` of `count`; `addresses` is an array on the device, an input of kernels."""
 

@@ -13,11 +13,12 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy.typing as npt
 
+from mlxr.core.frozen import frozen
 from mlxr.kernels.gpu.kernel import Box, Kernel, Variant, name_type
 from mlxr.kernels.tensor import DeviceArray, NumberType
 
@@ -67,7 +68,7 @@ class Buffer:
         return Buffer(shape, self.dtype, self.address + start * self.dtype.size, self)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Launch:
     """One launch; `arrays` are inputs, then outputs: addresses, or MLX's arrays if addresses are not known yet.
 
@@ -90,7 +91,7 @@ class Launch:
         return replace(self, arrays=(*self.arrays[:-1], address))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Product:
     """A library's product of x (tokens, inputs) and a weight (outputs, inputs); `arrays` are x, weight and result.
 

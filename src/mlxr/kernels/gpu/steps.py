@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mlxr.core.frozen import frozen
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.mlx import Mlx
 from mlxr.kernels.gpu.pool import Pool
@@ -30,7 +31,7 @@ Numbers = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StepPools:
     """The pools of a step: one for each group of layers with pages, and one of the recurrent layers' states, or None.
 

@@ -9,11 +9,11 @@ is also the value. The matrices that would make each head's keys and values from
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from mlxr.core.frozen import frozen
 from mlxr.kernels.arrays import empty
 from mlxr.kernels.checks import check_floats, check_pools, check_size, refuse
 from mlxr.kernels.choice import Choice
@@ -28,7 +28,7 @@ from mlxr.kernels.tensor import FloatArray, PoolArray, pool_head_dim
 __all__ = ["Parts", "make_parts", "project_parts", "rope_and_write_latent"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Parts:
     """Weights of one shape, one for each part of a row. Only the implementation that made `payload` knows its type."""
 

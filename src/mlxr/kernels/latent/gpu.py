@@ -6,11 +6,12 @@ tokens. MLX sees the pool as an input of the launch that writes it, as in `rope_
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 import numpy as np
 
+from mlxr.core.frozen import frozen
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import settle
@@ -51,7 +52,7 @@ KERNELS = (LATENT, COLUMNS)
 SIMD_GROUPS, COLUMNS_THREADS, WIDTHS = 4, 256, (8, 4, 2, 1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Payload:
     """The weights of all parts together, and the tiles for each number of tokens seen so far."""
 

@@ -7,10 +7,10 @@ is replayed. In other steps the device starts on the first layers while the host
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 from mlxr.core.errors import DeviceError
+from mlxr.core.frozen import frozen
 from mlxr.kernels.context import Context
 from mlxr.kernels.embed.gpu import hold_table, is_placed
 from mlxr.kernels.gpu.device import MAX_STARTED
@@ -26,7 +26,7 @@ ROUTE_BYTES = 8  # bytes of a pair of a token and an expert
 STREAM_BYTES = 4  # the residual stream is f32
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TokenBytes:
     """Bytes for each token: of the arrays that one layer makes, and of those made before the layers."""
 
@@ -34,7 +34,7 @@ class TokenBytes:
     before: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Payload:
     """The operators of each layer, and the memory that steps of many tokens need."""
 
@@ -77,7 +77,7 @@ def _is_of_processors(operator: Operator) -> bool:
             return isinstance(operator, op.TakeShares | op.Scan)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sizes:
     """Bytes of a number: of results, of operands of products, and of what MLX's products and attention take."""
 

@@ -16,9 +16,9 @@ Operators read and write registers:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
+from mlxr.core.frozen import frozen
 from mlxr.kernels.activate import Activation
 from mlxr.kernels.elementwise import Hadamard
 from mlxr.kernels.embed import Ngrams
@@ -37,7 +37,7 @@ Routes = Literal["chosen", "shares"]
 NormKind = Literal["rms", "layer"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class NormWeight:
     """The weight of a norm of rows."""
 
@@ -52,7 +52,7 @@ class NormWeight:
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class MixerNorm:
     """The gated norm of a recurrence's results, see `gated_norm`. Without a weight it is only the gate."""
 
@@ -63,7 +63,7 @@ class MixerNorm:
     gate_first: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Heads:
     """The heads of a layer's attention, and how they attend."""
 
@@ -90,7 +90,7 @@ class Heads:
         return self.heads * (self.value_dim or self.head_dim)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Norm:
     """Norm `source` into `target`, each of the `parts` of a row by itself; they share a weight or have one each.
 
@@ -103,14 +103,14 @@ class Norm:
     parts: int = 1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class AddResidual:
     """Add the delta to the stream, if no norm does, and multiply the sum by `factor`."""
 
     factor: float = 1.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class MatMul:
     """Multiply `source` by a weight, into `target`."""
 
@@ -119,7 +119,7 @@ class MatMul:
     target: Register
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Turn:
     """Rotate `source` into `target`, for weights that are rotated."""
 
@@ -128,21 +128,21 @@ class Turn:
     target: Register
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class AllReduce:
     """Add up `target` over all ranks, each of which multiplied by its share of a weight's inputs."""
 
     target: Register
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class RopeAndWriteKV:
     """Make queries of the projection in `x`, and write its keys and values into their pages."""
 
     heads: Heads
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class RopeAndWriteLatent:
     """Make keys of `kept` and write them into their pages; rotate the queries in `x`."""
 
@@ -150,7 +150,7 @@ class RopeAndWriteLatent:
     norm: NormWeight
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class ProjectParts:
     """Multiply each part of `source` by its own weight; a part's last `passed` numbers are put before its result."""
 
@@ -160,14 +160,14 @@ class ProjectParts:
     target: Register = "x"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Attend:
     """Let the queries in `x` attend."""
 
     heads: Heads
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Activate:
     """Apply the activation to `x`: to the gates, which come before the `features` that they gate, or to all of it.
 
@@ -182,7 +182,7 @@ class Activate:
     parameters: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Scale:
     """Multiply `target` by a number; with a softcap, cap the result by tanh, as `scale` does."""
 
@@ -191,7 +191,7 @@ class Scale:
     softcap: float | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Add:
     """Add `source` to `target`, and multiply the sum by `factor`."""
 
@@ -200,7 +200,7 @@ class Add:
     source: Register = "other"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Route:
     """Choose the experts of each token by the logits in `x`, into `chosen` and `shares`."""
 
@@ -208,7 +208,7 @@ class Route:
     experts: Experts
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class MixExperts:
     """Apply the `used` experts chosen for each token to `source`, and put their sum into `target`."""
 
@@ -218,7 +218,7 @@ class MixExperts:
     target: Register
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class TakeShares:
     """Multiply each token of `source` by the share of its one expert, into `target`, and set the share to 1."""
 
@@ -226,14 +226,14 @@ class TakeShares:
     target: Register
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class GateRows:
     """Multiply each token of `target` by the sigmoid of the one number in `x`."""
 
     target: Register
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class GetRows:
     """Look up the rows of a table by token ids, into `target`."""
 
@@ -241,7 +241,7 @@ class GetRows:
     target: Register
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class MixStreams:
     """Put the mean of the `count` streams in `kept` into `target`, each number multiplied by the sigmoid of its gate in
     `x`."""
@@ -250,7 +250,7 @@ class MixStreams:
     target: Register
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class SpreadStreams:
     """Put `source` times `factor` into each of the `count` streams of `target`, by their gains if it `has_gains`.
 
@@ -266,7 +266,7 @@ class SpreadStreams:
     adds: bool = True
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class MatchStreams:
     """Compute the gains of `count` streams from the products of `x` and `kept`, times `scale` (see `match_streams`)."""
 
@@ -274,7 +274,7 @@ class MatchStreams:
     scale: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class BalanceStreams:
     """Compute the gains of `count` streams from `x` by `balance_streams`."""
 
@@ -285,7 +285,7 @@ class BalanceStreams:
     eps: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class BlendStreams:
     """Put the sum of `count` streams by their gains, or unless it `has_gains` their mean, into `target`.
 
@@ -299,14 +299,14 @@ class BlendStreams:
     source: Register = "delta"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class LevelStreams:
     """Make the next streams of the `count` parts of `x`: the first is `stream`, the others are scaled to its rms."""
 
     count: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class CutGates:
     """Subtract from the first `features` columns of `x` their mean and `factor` times their deviation; set negative
     results to 0."""
@@ -315,7 +315,7 @@ class CutGates:
     factor: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class GetNgrams:
     """Look up the rows of a table by n-grams (tokens with those before them), into `target`; the last tokens are a
     state, at `at` in the layer's."""
@@ -326,14 +326,14 @@ class GetNgrams:
     target: Register
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class GateHeads:
     """Multiply `x` by the sigmoid, or the softplus, of `kept`."""
 
     softplus: bool = False
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Convolve:
     """Convolve the columns of `kept` from `first` on, into `x`; its state begins at `at` in the layer's."""
 
@@ -342,7 +342,7 @@ class Convolve:
     at: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Recur:
     """Run the recurrence over `x`; the columns of `kept` from `first` on say how much it forgets and takes in."""
 
@@ -351,7 +351,7 @@ class Recur:
     at: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Scan:
     """Scan `x` with `steps`, and with B and C in `other`; its state begins at `at` in the layer's."""
 
@@ -359,7 +359,7 @@ class Scan:
     at: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class GatedNorm:
     """Norm `x`, gated by the columns of `kept` from `first` on."""
 
@@ -375,7 +375,7 @@ Operator = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Layer:
     """One layer of a model, as it runs."""
 
@@ -389,7 +389,7 @@ class Layer:
         return self.before + self.operators
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Layers:
     """Layers that run one after another. Only the implementation that made `payload` knows what it is."""
 
@@ -448,7 +448,7 @@ def list_weights(operator: Operator) -> tuple[LinearWeight, ...]:
             return ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class StepInput:
     """A batch, the rotation tables, which layers name by number, and the pools of each layer.
 

@@ -11,12 +11,12 @@ On the CPU the bits of a row of the result do not depend on other rows, threads 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from mlxr.core.errors import DeviceError, ModelError
+from mlxr.core.frozen import frozen
 from mlxr.core.tables import WEIGHT_TYPES
 from mlxr.kernels.arrays import empty, fetch_rows, place_rows
 from mlxr.kernels.checks import check_floats, check_size, refuse
@@ -29,7 +29,7 @@ PROBES = 4  # rows by which products are compared
 _TYPES = tuple(row.name for row in WEIGHT_TYPES)  # types with native kernels
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class LinearWeight:
     """A weight, or several that share their input, ready to multiply with."""
 

@@ -14,9 +14,9 @@ This module knows no deferred results: callers pass the norm, gate or sum to be 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
+from mlxr.core.frozen import frozen
 from mlxr.kernels.gpu.device import Gpu
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.linear.floats import can_spread, multiply_wide
@@ -106,7 +106,7 @@ TILES = Kernel(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Plan:
     """The work of a SIMD-group: its tiles of rows and of tokens; `split` SIMD-groups share the columns of a tile.
 
@@ -234,7 +234,7 @@ STAGES = 3  # enough that only one threadgroup fits on a multiprocessor: two on 
 RING_BYTES = 136 * 1024  # small units have more stages in this memory
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StreamPlan:
     """A plan of `groups` threadgroups of `simd_groups` for each weight; every SIMD-group loads `stages` units ahead."""
 
@@ -243,7 +243,7 @@ class StreamPlan:
     stages: int = STAGES
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StreamShape:
     """One or two weights of `rows` (the second may be 0), `columns` and `types`; `gate` as in `Extras`."""
 

@@ -17,9 +17,10 @@ This module knows no deferred results.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from mlxr.core.frozen import frozen
 from mlxr.kernels.gpu.device import Gpu
 from mlxr.kernels.gpu.kernel import LANES, Box, Kernel
 from mlxr.kernels.linear.parts import LAYOUTS, TYPE_NAMES, Extras, Weights
@@ -43,7 +44,7 @@ MAX_UNITS = (64, 12, 8)  # most pieces for which a SIMD-group holds x: of one ro
 STREAM_SHARES = (1, 2, 4)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FloatsPlan:
     """A plan of `groups` threadgroups for rows times `shares` for columns; `tiles` of eight tokens, 0 for one token."""
 
@@ -136,7 +137,7 @@ MOST_X_STAGES = 8
 FULL = 0.9  # share of the multiprocessors' time that must be used; with less, the library is as fast
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PanelPlan:
     """A plan of `groups` threadgroups for each of `shares` of the inputs; each has `parts` (1 or 2) of `width` columns.
 
@@ -268,7 +269,7 @@ MAX_HELD = 64  # most weights that a lane holds
 MIN_SLICES, MAX_SIMD_GROUPS = 4, 16
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WidePlan:
     """A plan in which a SIMD-group makes `outputs` of `tokens` (powers of two, at most 32 results), and a threadgroup
     has `sets` of tokens side by side. `resident` threadgroups fit on a multiprocessor."""

@@ -16,9 +16,9 @@ after it; some leave the sum to the norm that follows, in shares. `parts.py` has
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import groupby
 
+from mlxr.core.frozen import frozen
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import Deferred, Dot, Summands, Value, find_parts, settle
 from mlxr.kernels.gpu.recording import Buffer
@@ -76,7 +76,7 @@ SHARES, LIBRARY_COLUMNS = 2, 64
 KERNELS = (ROWS, WIDE, TILES, STREAM, FLOAT_STREAM, PANELS, UNPACKED, UNPACKED_BOXED, FILL, EXPAND, SQUARES)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Normed:
     """A deferred norm: x (T, n) in f32, and the weight on the device."""
 
@@ -85,7 +85,7 @@ class Normed:
     eps: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Product:
     """A deferred product; x is an array or a deferred norm. `way` names what computes it: rows, tiles, squares,
     unpacked, floats or library (instead of which panels may be used)."""

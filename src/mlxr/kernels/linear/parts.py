@@ -14,7 +14,6 @@ place. So the launch also makes zeros, which the product adds, and takes the pre
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import get_args
 import numpy as np
 
 from mlxr.core.errors import DeviceError
+from mlxr.core.frozen import frozen
 from mlxr.core.tables import WEIGHT_TYPES, Activation, WeightType
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.device import Gpu, Upload
@@ -34,7 +34,7 @@ from mlxr.kernels.tensor import DeviceArray, FloatArray, NumberType, TensorSourc
 FLOATS = ("f32", "f16", "bf16")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Layout:
     """A type's layout, as in blocks.h: ggml's number, the values and bytes of a block, and the field of each plane.
 
@@ -77,7 +77,7 @@ BLOCKS = frozenset(LAYOUTS) - frozenset(FLOATS)
 GRIDS = frozenset(name for name in BLOCKS if name.startswith(("iq1", "iq2", "iq3")))  # grid_blocks.h
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Part:
     """Neighbouring tensors of one type: `upload` holds their planes, or the matrix (rows, columns) of floats.
 
@@ -186,7 +186,7 @@ Weights = list[tuple[int, int, DeviceArray]]  # one or two weights: number of th
 GATES: Mapping[str, int] = {kind: code for code, kind in enumerate(get_args(Activation), 1)}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Extras:
     """The extras that a product does in its launch: a bias, the norm of x before it, a gate or a sum after it.
 

@@ -7,9 +7,9 @@ these products.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from mlxr.core.frozen import frozen
 from mlxr.kernels.gpu.device import Gpu
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.linear.parts import BLOCK_HEADERS, TYPE_NAMES, Extras, Weights
@@ -28,7 +28,7 @@ SQUARES = Kernel(
 SIDE = 8
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SquarePlan:
     """The shape of a threadgroup: a SIMD-group makes `row_squares` squares of the weight's rows times `token_squares`
     of x's; the `simd_groups` are split by rows of the weight into `row_simds`."""

@@ -7,9 +7,10 @@ deferred results.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from mlxr.core.frozen import frozen
 from mlxr.kernels.gpu.device import Gpu
 from mlxr.kernels.gpu.kernel import Box, Kernel
 from mlxr.kernels.linear.parts import BLOCK_HEADERS, BLOCKS, GRIDS, LAYOUTS, TYPE_NAMES, Extras, Layout
@@ -40,7 +41,7 @@ RINGS = ((5, 10, 5), (4, 8, 4), (4, 7, 3), (3, 7, 3), (3, 6, 2), (2, 6, 2), (2, 
 REGISTERS = (232, 40)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Packing:
     """The words of a unit in the ring, and of its table of scales, as in unpacked.h."""
 
@@ -72,7 +73,7 @@ CUT = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class UnpackPlan:
     """The work of a threadgroup: `parts` times four SIMD-groups make `held` tiles of 64 rows each for `width` tokens.
 
@@ -112,7 +113,7 @@ class UnpackPlan:
         return 4 * max(rings, self.width * (self.count_made(is_gated) + 4))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class UnpackShape:
     """One or two weights of `rows` (the second may be 0), `columns` and `types`; `gate` as in `Extras`."""
 

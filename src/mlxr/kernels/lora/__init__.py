@@ -9,12 +9,13 @@ exact, and multiplied as f32.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mlxr.core.frozen import frozen
 from mlxr.kernels.checks import check_floats, check_ints, check_size, refuse
 from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
@@ -26,7 +27,7 @@ MAX_RANK = 256
 Numbers = npt.NDArray[Any]  # f32, f16, or bf16 as uint16
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class LoraPart:
     """The update of a weight's outputs from `first` on: `a` (rank, in_features), `b` (outputs, rank), both float32."""
 
@@ -36,7 +37,7 @@ class LoraPart:
     scale: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class TablePart:
     """The update of an embedding table: row i gets scale * rows[i] b.
 
@@ -51,7 +52,7 @@ class TablePart:
 Parts = Mapping[LinearWeight, Sequence[LoraPart]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class AdapterWeights:
     """The updates of an adapter, ready to be added: `weights` are those that it updates.
 
@@ -65,7 +66,7 @@ class AdapterWeights:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class AdapterRows:
     """The `rows` (n,) of a batch, int32 and ascending, that one adapter updates; updates are multiplied by `factor`."""
 

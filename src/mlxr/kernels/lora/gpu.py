@@ -6,11 +6,11 @@ Steps with adapters are not recorded.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from mlxr.core.frozen import frozen
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.kernel import LANES, Kernel
@@ -31,7 +31,7 @@ EXPAND = Kernel(
 KERNELS = (REDUCE, EXPAND)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Matrices:
     """An update on the device: `a` (rank, in_features), None for a table; `b` (rank, outputs), outputs from `first`."""
 
@@ -41,7 +41,7 @@ class Matrices:
     scale: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Updates:
     """The updates of each weight, and of the embedding table."""
 

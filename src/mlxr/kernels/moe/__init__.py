@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from mlxr.core.frozen import frozen
 from mlxr.kernels.activate import ACTIVATIONS, ALWAYS_GATED, PARAMETER_COUNTS, Activation, activate
 from mlxr.kernels.arrays import empty
 from mlxr.kernels.checks import check_floats, check_size, refuse
@@ -29,7 +30,7 @@ Scoring = Literal["softmax", "sigmoid", "softmax_chosen", "sparsemixer"]
 SCORINGS: tuple[str, ...] = get_args(Scoring)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RoutingRule:
     """The rule by which a token's logits choose experts and their shares.
 
@@ -55,7 +56,7 @@ class RoutingRule:
         return 2 * self.jitter
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Router:
     """A rule; `choice_bias` (experts,), added to the scores only for the choice; and `expert_scales` (experts,),
     factors of the final shares. Both may be None."""
@@ -66,7 +67,7 @@ class Router:
     expert_scales: FloatArray | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Experts:
     """Feed-forward blocks of one shape: each has `up`, which is gate and up in one weight or only up, and `down`.
 
@@ -97,7 +98,7 @@ class Experts:
         return self.nbytes if self.slots is None else self.nbytes * self.slots // len(self.up)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ExpertsUse:
     """The use of a layer's experts so far: the `rows` sent to each, in `steps` steps.
 

@@ -7,10 +7,10 @@ with the shared expert's result. Without kernels, and for columns that these do 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from mlxr.core.errors import DeviceError
+from mlxr.core.frozen import frozen
 from mlxr.kernels.activate import Activation
 from mlxr.kernels.activate.gpu import activate
 from mlxr.kernels.context import Context
@@ -57,7 +57,7 @@ KERNELS = (ROUTE, SORT, ROWS, TILES, ITEMS, PANELS, STREAM, SQUARES)
 SCORINGS = {"softmax": 0, "sigmoid": 1, "softmax_chosen": 2, "sparsemixer": 3}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Payload:
     """The weights of all experts of a layer, and counts of their use.
 

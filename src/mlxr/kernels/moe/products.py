@@ -20,10 +20,10 @@ first one ends. This module knows no deferred results.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from mlxr.core.errors import DeviceError
+from mlxr.core.frozen import frozen
 from mlxr.kernels.gpu.device import Gpu, Upload
 from mlxr.kernels.gpu.kernel import LANES, Kernel
 from mlxr.kernels.gpu.launcher import MIN_ARRAY
@@ -53,7 +53,7 @@ ALIGNMENT_BYTES = 16  # kernels read whole words
 Shares = DeviceArray | None  # shares of each token's experts (tokens, used)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class StackedPart:
     """One part of all experts: `array` is (experts, bytes) of blocks or (experts, rows, columns) of floats.
 
@@ -67,7 +67,7 @@ class StackedPart:
     stride: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Stack:
     """The parts of one weight of all experts, each (out_features, in_features), and their `biases` (experts,
     out_features), or None."""
@@ -196,7 +196,7 @@ WIDTHS = ((6, 1), (12, 2), (40, 4))  # most pairs for each expert, and tiles of 
 WIDEST = 8
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Tiling:
     """`count` tiles of up to `width` pairs. `tiles` and `order` are as in moe/experts.h; `order` is None if each tile
     is one pair. With `panels`, they are multiplied by that plan."""
@@ -363,7 +363,7 @@ def choose_plan(stack: Stack, tiling: Tiling) -> Plan:
     return Plan(2 if types <= LIGHT else 1, tiles, min(2, split) if tiles >= 4 else split)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ItemsPlan:
     """The work of a SIMD-group at an item, as in `Plan`; a threadgroup has `simd_groups`."""
 
@@ -446,7 +446,7 @@ SLOT_COLUMNS, PANEL_ROWS = 64, 16
 FILLERS = 4  # SIMD-groups that load weights and x
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PanelPlan:
     """A plan by which `fours` times four SIMD-groups multiply 64 rows each by up to `pairs` pairs.
 

@@ -7,11 +7,11 @@ Each operator has its checks, then its reference in NumPy, which defines its num
 # ruff: noqa: ARG001 -- every implementation takes the context
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from mlxr.core.frozen import frozen
 from mlxr.kernels.arrays import empty
 from mlxr.kernels.checks import check_floats, check_size, refuse
 from mlxr.kernels.choice import REFERENCE, Choice
@@ -19,7 +19,7 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import FloatArray
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Scales:
     """Factors of the sum of a norm: (x + residual * factor `residual`) * factor `total`."""
 

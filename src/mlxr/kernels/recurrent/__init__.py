@@ -11,11 +11,11 @@ in one step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from mlxr.core.frozen import frozen
 from mlxr.kernels.arrays import empty
 from mlxr.kernels.checks import check_floats, check_size, refuse
 from mlxr.kernels.choice import REFERENCE, Choice
@@ -75,7 +75,7 @@ def write_heads(state: FloatArray, numbers: FloatArray) -> None:
 ConvolutionKind = Literal["plain", "silu", "gated"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Convolution:
     """A short causal convolution of each channel, whose state is its last inputs.
 
@@ -194,7 +194,7 @@ SHORT_CONV = Choice("short_conv", run_short_conv, _short_conv_native, f"{__name_
 EPS = 1e-6  # added to the squared lengths of queries and keys
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class DeltaRule:
     """A layer's gated delta rule: heads of `key_dim` and `value_dim`, and the numbers by which they forget.
 
@@ -389,7 +389,7 @@ def _gated_delta_native(
 GATED_DELTA = Choice("gated_delta", run_gated_delta, _gated_delta_native, f"{__name__}.gpu")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class StateSpace:
     """A layer of Mamba-2: `heads` of `head_dim` columns, and `groups` of B and C of `state_dim`.
 
@@ -515,7 +515,7 @@ def _mamba2_native(
 MAMBA2 = Choice("mamba2", run_mamba2, _mamba2_native, f"{__name__}.gpu")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class SelectiveScan:
     """A layer of Mamba: `rates` (state_dim, channels), which are -exp(A_log), and `skip` (channels,), which is D."""
 

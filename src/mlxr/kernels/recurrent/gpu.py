@@ -9,10 +9,10 @@ kernels with the same bits, which read a state once.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from mlxr.core.errors import DeviceError
+from mlxr.core.frozen import frozen
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import Deferred, Value, settle
@@ -38,7 +38,7 @@ RECUR_INPUTS = (
 NORM_INPUTS = ("gate", "gain", "norm_numbers", "norm_sizes")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Heads:
     """Key heads of `rows`, value heads of `columns`, and the first columns of queries, keys and values in qkv."""
 
@@ -49,7 +49,7 @@ class Heads:
     starts: tuple[int, int, int]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class OutputNorm:
     """The norm and the gate of each head, as in `gated_norm`: the columns of `gate` (tokens, n) from `first` on, and
     the weight of one head (columns,) or of all (heads * columns,) on the device."""
@@ -60,7 +60,7 @@ class OutputNorm:
     first: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Recurred:
     """A deferred step: `launch(norm)` starts it and norms each head of `columns` columns."""
 
@@ -68,7 +68,7 @@ class Recurred:
     launch: Callable[[OutputNorm | None], DeviceArray]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Recurrence:
     """The kernels of an operator: for any batch, and for sequences of one token each, with the same bits."""
 

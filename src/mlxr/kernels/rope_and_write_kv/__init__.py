@@ -8,11 +8,11 @@ to one long loop; a GPU does all in one launch (`gpu.py`).
 # ruff: noqa: ARG001 -- every implementation takes the context
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
 
+from mlxr.core.frozen import frozen
 from mlxr.kernels.checks import check_floats, check_heads, check_ints, check_pools, check_size, refuse
 from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
@@ -41,7 +41,7 @@ PROJECTED: tuple[str, ...] = get_args(Projected)
 HeadNormKind = Literal["each", "joint", "layer", "turned"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class HeadNorms:
     """Weights of the norms of queries and keys, with `eps` as in `rms_norm`.
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from mlxr.core.frozen import frozen
 from mlxr.core.types import SamplingParams, TokenLogprob
 from mlxr.kernels.checks import check_floats, check_ints, check_mask, check_size, refuse
 from mlxr.kernels.choice import REFERENCE, Choice
@@ -70,7 +71,7 @@ class SampleRow:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SampleResult:
     """The chosen token, its log-probability, and the best tokens (as many as wanted), best first.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from mlxr.cache.shapes import CacheShape
 from mlxr.core.errors import ModelError
+from mlxr.core.frozen import frozen
 from mlxr.kernels.attend.scores import spread_buckets, spread_slopes
 from mlxr.kernels.latent import Parts, make_parts
 from mlxr.kernels.layers.operators import (
@@ -38,7 +39,7 @@ OWN_GATE = "attn_gate"  # a gate with a weight of its own
 PROJECTIONS = {"qkv": ("attn_q", "attn_k", "attn_v"), "qk": ("attn_q", "attn_k"), "q": ("attn_q",)}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rope:
     """A rotation of pairs of a head's numbers."""
 
@@ -83,7 +84,7 @@ class Rope:
 NO_ROPE = Rope(10000.0, 0, interleaved=False, has_factors=False)  # no rotation (NoPE)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Slopes:
     """Biases that lower scores with the distance of a key, by a slope of each head (ALiBi, arXiv:2108.12409)."""
 
@@ -96,7 +97,7 @@ class Slopes:
             raise ModelError(f"model has slopes of {self.largest}, expected above 0 and at most {limits.MAX_SCALE:g}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Buckets:
     """Biases of scores from a table, by the bucket of a key's distance (T5, arXiv:1910.10683)."""
 
@@ -111,7 +112,7 @@ class Buckets:
             raise ModelError(f"model has {self.count} buckets of distances, expected a multiple of 4")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Attention:
     """Self-attention with grouped queries."""
 
@@ -327,7 +328,7 @@ def _leave_out_indexer(tensors: dict[str, TensorSource], prefix: str) -> None:
 JOINED, KEYS, VALUES = "attn_kv_b.weight", "attn_k_b.weight", "attn_v_b.weight"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LatentAttention:
     """Attention whose heads share one key: `rope.dim` numbers that rotate, `unturned_dim` that do not, and a latent
     vector of `rank`, which is the value, too (DeepSeek-AI 2024, arXiv:2405.04434).

@@ -3,9 +3,9 @@ that a text becomes. Decoders that make vectors or rank pairs have the latter, t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from mlxr.core.frozen import frozen
 from mlxr.kernels.activate import activate
 from mlxr.kernels.context import Context
 from mlxr.kernels.elementwise import scale
@@ -23,7 +23,7 @@ DENSE = ("dense_2", "dense_3")
 DenseActivation = Literal["none", "tanh", "gelu_erf", "gelu_tanh", "silu"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Embeddings:
     """Rows that are added to the embeddings of tokens before the first layer, and the norm after that."""
 
@@ -60,7 +60,7 @@ class Embeddings:
         return added, w.norm(EMBEDDING_NORM, has_weight=self.has_weight) if self.normed else None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Dense:
     """A product of a pooled vector, and the activation and norm that follow it."""
 
@@ -89,7 +89,7 @@ class Dense:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class LoadedDense:
     """`Dense` with its weights."""
 

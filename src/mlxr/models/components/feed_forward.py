@@ -8,9 +8,9 @@ matrices that must be laid out anew are made when an expert is prepared, one at 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
 
 from mlxr.core.errors import ModelError
+from mlxr.core.frozen import frozen
 from mlxr.kernels import moe
 from mlxr.kernels.activate import ACTIVATIONS, ALWAYS_GATED, PARAMETER_COUNTS, Activation
 from mlxr.kernels.layers.operators import (
@@ -41,7 +41,7 @@ HALVES = (("ffn_gate", 0), ("ffn_up", 1))  # of a tensor in which files join bot
 _JOINED, INNER_NORM = "ffn_gate_up_shexp.weight", "ffn_sub_norm"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FeedForward:
     """A feed-forward block of `features` features."""
 
@@ -119,7 +119,7 @@ DENSE_POST_NORM, EXPERTS_NORM, EXPERTS_POST_NORM = "post_ffw_norm_1", "pre_ffw_n
 _FLOAT_TYPES = ("f32", "f16", "bf16")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Experts:
     """A mixture of `count` feed-forward blocks of `features` features; the rule chooses some for each token."""
 
@@ -307,7 +307,7 @@ def _part_flat(tensors: dict[str, TensorSource], name: str, count: int, *, turne
     tensors[name] = Stack(name, [Columns(part, range(flat.shape[1])) for part in parts] if turned else parts)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DenseAndExperts:
     """A feed-forward block and experts beside it, both reading the stream: each has norms before and after it, and so
     do their sum and the router's input (Gemma 4)."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
 
 from mlxr.cache.shapes import CacheShape, LayerCache, PagesAndState, SharedWith, StateShape
 from mlxr.core.errors import ModelError
+from mlxr.core.frozen import frozen
 from mlxr.kernels.activate import Activation
 from mlxr.kernels.elementwise import MOST_STREAMS, correct_gains, predict_gains
 from mlxr.kernels.embed import Ngrams
@@ -46,7 +46,7 @@ TABLE_PARTS = "ple_table."  # parts, in folders, of a table whose rows n-grams n
 TABLE, INPUTS_OF_STREAM, INPUTS_NORM = "per_layer_token_embd.weight", "per_layer_model_proj", "per_layer_proj_norm"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ParallelMixers:
     """Attention and a recurrent mixer beside it, with one input; both add to the stream (Falcon-H1)."""
 
@@ -70,7 +70,7 @@ Mixer = Attention | LatentAttention | Recurrence | ParallelMixers
 SecondBlock = FeedForward | Experts | DenseAndExperts
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LayerInputs:
     """Inputs that every layer gets for each token besides the stream, and adds in the end (Gemma 4 E2B and E4B).
 
@@ -118,7 +118,7 @@ class LayerInputs:
         yield from Flow("x", norm=w.norm(INPUT_NORM)).finish(w.product(INPUT_PROJECTION))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Streams:
     """Residual streams side by side instead of one (hyper-connections of low rank, as Qwen3.8-Flash-Next has them).
 
@@ -166,7 +166,7 @@ class Streams:
         return SpreadStreams(self.count, "delta", "streams", 2.0, 1 / self.count)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BalancedStreams:
     """Residual streams side by side whose mixing is doubly stochastic (manifold-constrained hyper-connections,
     arXiv:2512.24880), as GLM-5.3-Flash has them.
@@ -215,7 +215,7 @@ class BalancedStreams:
         return ops.BlendStreams(self.count, adds=True)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AltUp:
     """Residual streams side by side, of which blocks compute the first (alternating updates, arXiv:2301.13310), and
     beside attention a product of low `rank` of the same input (Gemma 3n).
@@ -304,7 +304,7 @@ class AltUp:
             tensors[TABLE] = PaddedRows(table, table.shape[0], words.shape[0])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NgramInputs:
     """Inputs that a layer adds to its streams from a table; n-grams, a token and those before it, name its rows.
 
@@ -375,7 +375,7 @@ def _number_part(name: str) -> int:
     return int(name.split(".")[-2])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Layer:
     """One layer: its two blocks after one another, or side by side after one norm; or one block alone."""
 

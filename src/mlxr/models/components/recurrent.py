@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from math import prod
 from typing import Literal
 
 from mlxr.core.errors import ModelError
+from mlxr.core.frozen import frozen
 from mlxr.kernels.latent import make_parts
 from mlxr.kernels.layers.operators import (
     Convolve,
@@ -50,7 +51,7 @@ def is_convolution(name: str) -> bool:
     return _CONV.fullmatch(name) is not None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ShortConv:
     """A convolution of `channels` channels over the last `taps` inputs, with gates before and after it (LFM2)."""
 
@@ -82,7 +83,7 @@ class ShortConv:
         fold(tensors, prefix, self.tensors(hidden))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GatedDelta:
     """A gated delta net: a convolution of queries, keys and values, then the delta rule, whose heads are normed.
 
@@ -203,7 +204,7 @@ class GatedDelta:
         return [head * self.value_dim + column for head in self._order_heads() for column in range(self.value_dim)]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Mamba2:
     """Mamba-2: a convolution with a bias of its columns, B and C, then its recurrence, gated and then normed.
 
@@ -267,7 +268,7 @@ class Mamba2:
         fold(tensors, prefix, self.tensors(hidden))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Mamba:
     """Mamba: a convolution with a bias, then a scan of the state of each of its channels, and a gate.
 
@@ -338,7 +339,7 @@ class Mamba:
         fold(tensors, prefix, self.tensors(hidden))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ChannelDelta:
     """A delta rule in which each channel of a key forgets by itself (Kimi Delta Attention, arXiv:2510.26692).
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from mlxr.core.errors import DeviceError, ModelError, SettingError
+from mlxr.core.frozen import frozen
 from mlxr.kernels.context import Context
 from mlxr.kernels.elementwise import MAX_BLOCK, Hadamard, make_hadamard, rotate_rows
 from mlxr.kernels.layers.operators import (
@@ -34,7 +35,7 @@ FULL_PERCENT = 90  # of the free memory: weights that take more leave too little
 TAKEN_PERCENT = 70  # of the free memory, which weights take if not all of them are in memory
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ExpertBudget:
     """Bytes for the experts of all layers; `sizes` are the bytes of each layer's experts in the file."""
 
@@ -77,7 +78,7 @@ Tensors = Iterator[tuple[str, Shape]]  # names, without the layer's prefix, and 
 NormPlaces = Literal["before", "after", "both", "stream"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Norms:
     """The norms of a layer."""
 
@@ -95,7 +96,7 @@ class Norms:
             raise ModelError(f"model has norms with eps {self.eps}, expected between 0 and 1")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Flow:
     """The register of a block's input, and the way in which its result is added to the stream."""
 
@@ -120,7 +121,7 @@ class Flow:
             yield Scale(self.factor, self.target)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RotatedWeights:
     """Weights that a file has rotated, each row w as H (signs * w): their inputs must be rotated alike.
 
@@ -223,7 +224,7 @@ class Weights:
                 raise ModelError(f"tensor {prefix}{name} {has}, expected {shape}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LayerWeights:
     """Reads the weights of one layer by their names without its prefix."""
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from mlxr.core.errors import ModelError
+from mlxr.core.frozen import frozen
 from mlxr.kernels.activate import activate
 from mlxr.kernels.attend import allocate_pools, attend
 from mlxr.kernels.context import Context
@@ -46,7 +46,7 @@ _WORDS = Words("<|audio>", "<|audio|>", "<audio|>")
 _A = "clip.audio."
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Halve:
     """A convolution 3 x 3 over every second frame and band, a norm and ReLU.
 
@@ -78,7 +78,7 @@ class Halve:
         return join_rows(ctx, parts)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HalfBlock:
     """A feed-forward block, normed before and after; half of its result is added to the rows."""
 
@@ -110,7 +110,7 @@ def _load_norm(w: LayerWeights, name: str) -> NormWeight:
     return NormWeight(w.vector(f"{name}.weight"), _EPS, "rms", None)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NearAttention:
     """Attention of each row to itself and the rows before it, `window` of them in all, which is added to the rows.
 
@@ -172,7 +172,7 @@ class NearAttention:
         return narrow_heads(made, heads, dim)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Convolve:
     """A gated product, each column's convolution over the last `kernel` rows, and a product are added to the rows."""
 
@@ -203,7 +203,7 @@ class Convolve:
         return run
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Conformer:
     """One layer: its parts, and the norm of their result."""
 

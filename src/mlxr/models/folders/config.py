@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Literal
 
 from mlxr.core.errors import ModelError
+from mlxr.core.frozen import frozen
 from mlxr.kernels.activate import Activation
 from mlxr.kernels.sources import make_vector, round_float
 from mlxr.kernels.tensor import TensorSource
@@ -25,7 +26,7 @@ from mlxr.models.fields import BARE, MAX_LABELS, OWN, Fields, Origin
 _QUANTISED = ("mxfp4", "awq", "gptq", "compressed-tensors", "fp8", "fbgemm_fp8", "modelopt", "bitsandbytes", "torchao")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TensorLayout:
     """The layout of tensors in a family's folders, if it is unusual."""
 
@@ -84,7 +85,7 @@ class Statement:
         self.origins = {spell(name): origin for name, origin in self.origins.items()}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WeightFactors:
     """Factors for rows of a weight: the first for `counts[0]` rows, and so on; one factor for all without counts."""
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+from mlxr.core.frozen import frozen
 from mlxr.kernels.moe import Scoring
 from mlxr.models import limits
 from mlxr.models.fields import Fields
@@ -75,7 +75,7 @@ def state_latent_attention(
         state_rotation(c, rope_dim=dim, scales_scores=True)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MambaKeys:
     """The names of Mamba's sizes in a family's `config.json`."""
 
@@ -106,7 +106,7 @@ def state_mamba(c: FolderConfig, keys: MambaKeys) -> None:
     out.put("ssm.inner_size", channels, fields, keys.channels or keys.expand)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Mamba2Keys:
     """The names of Mamba-2's sizes in a family's `config.json`."""
 

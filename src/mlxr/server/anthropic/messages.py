@@ -17,8 +17,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mlxr.core.events import Event, Finish
-from mlxr.core.types import FinishReason, Usage
+from mlxr.core.types import Event, Finish, FinishReason, Usage
 from mlxr.server.activity import in_flight
 from mlxr.server.anthropic.request import ConversationFields, CountRequest, MessageRequest
 from mlxr.server.errors import ServerError, spell_fields

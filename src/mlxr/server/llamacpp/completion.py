@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -19,15 +19,20 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.core.events import Event, Finish, PromptProgress, TextDelta, TokenInfo
+from mlxr.core.frozen import frozen
 from mlxr.core.sampling import read_params
 from mlxr.core.types import (
     MAX_TOP_LOGPROBS,
     PARAMETERS,
     DraftOptions,
+    Event,
+    Finish,
     FinishReason,
     Grammar,
+    PromptProgress,
     SamplingParams,
+    TextDelta,
+    TokenInfo,
     TokenLogprob,
 )
 from mlxr.registry import ModelRecord
@@ -118,7 +123,7 @@ def error_frame(error: ServerError) -> bytes:
     return sse(render_error(error))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Probabilities:
     """Describes tokens with the `count` likeliest in their places.
 
@@ -174,7 +179,7 @@ def find_shares(top: Sequence[TokenLogprob], params: SamplingParams) -> list[flo
     return shares
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Frame:
     """The data that all answers of a request share."""
 

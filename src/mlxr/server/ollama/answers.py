@@ -21,9 +21,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.core.events import Event
 from mlxr.core.sampling import read_params
-from mlxr.core.types import DraftOptions, Grammar, SamplingParams
+from mlxr.core.types import DraftOptions, Event, Grammar, SamplingParams
 from mlxr.registry import ModelRecord
 from mlxr.registry.modelfile import BY_NAME, check_options, find_idle, read_draft_tokens
 from mlxr.server.activity import in_flight

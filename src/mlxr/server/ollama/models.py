@@ -189,7 +189,7 @@ async def show(request: Request, body: ShowBody) -> Response:
             messages=[dict(message) for message in record.messages] or None,
             model_info={"general.parameter_count": record.parameters_count, **metadata},
             tensors=[TensorReply(name=name, type=kind, shape=list(shape)) for name, kind, shape in tensors],
-            capabilities=list_capabilities(record),
+            capabilities=list_capabilities(record.capabilities),
             modified_at=format_time(record.modified_at),
         )
     )
@@ -215,10 +215,9 @@ def describe(record: ModelRecord) -> Details:
     )
 
 
-def list_capabilities(record: ModelRecord) -> list[str]:
-    """Return a model's capabilities; as in Ollama, "embedding" is only for models that do nothing else."""
-    names = record.capabilities - {"embedding"} if "completion" in record.capabilities else record.capabilities
-    return sorted(names)
+def list_capabilities(capabilities: frozenset[str]) -> list[str]:
+    """Return the names of a model's capabilities; as in Ollama, "embedding" is only of models that do nothing else."""
+    return sorted(capabilities - {"embedding"} if "completion" in capabilities else capabilities)
 
 
 def _describe_listed(record: ModelRecord) -> ListedModel:
@@ -229,7 +228,7 @@ def _describe_listed(record: ModelRecord) -> ListedModel:
         size=record.size_bytes,
         digest=record.digest,
         details=describe(record),
-        capabilities=list_capabilities(record),
+        capabilities=list_capabilities(record.capabilities),
         has_chat_template=bool(record.template or record.own_template),
     )
 
@@ -250,7 +249,7 @@ def _describe_loaded(model: RunningModel) -> LoadedModel:
         cache_in_use_bytes=cache.in_use_bytes,
         cache_max_bytes=cache.max_bytes,
         shared_with=list(model.shared_with),
-        capabilities=sorted(model.session.capabilities - {"embedding"}),
+        capabilities=list_capabilities(model.session.capabilities),
     )
 
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.core.events import Event, Finish, TokenInfo
-from mlxr.core.types import FinishReason, TokenLogprob
+from mlxr.core.types import Event, Finish, FinishReason, TokenInfo, TokenLogprob
 from mlxr.registry import ModelRecord
 from mlxr.server.errors import ServerError
 from mlxr.server.parts import parts_of

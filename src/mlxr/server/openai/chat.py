@@ -14,8 +14,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.core.events import Event, Finish, PromptProgress, ReasoningDelta, TextDelta, TokenInfo, ToolCallDelta
-from mlxr.core.types import FinishReason
+from mlxr.core.types import (
+    Event,
+    Finish,
+    FinishReason,
+    PromptProgress,
+    ReasoningDelta,
+    TextDelta,
+    TokenInfo,
+    ToolCallDelta,
+)
 from mlxr.server.activity import in_flight
 from mlxr.server.errors import spell_fields
 from mlxr.server.generation import borrow, fill_chat, read_all, start

@@ -17,8 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.core.events import Event, Finish, PromptProgress, TextDelta, TokenInfo
-from mlxr.core.types import FinishReason, SamplingParams
+from mlxr.core.types import Event, Finish, FinishReason, PromptProgress, SamplingParams, TextDelta, TokenInfo
 from mlxr.server.generation import borrow, fill_text, read_all, start_all
 from mlxr.server.openai.fields import Answers, PenaltyFields, TokenId
 from mlxr.server.openai.replies import (

@@ -7,12 +7,13 @@ declared with that value, so any other is refused by name.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import AliasChoices, Field
 
 from mlxr.core.errors import InvalidRequest
+from mlxr.core.frozen import frozen
 from mlxr.core.sampling import ALL_TOKENS, read_params
 from mlxr.core.types import MAX_ANSWERS, MAX_INT, DraftOptions, SamplingParams
 from mlxr.server.request_fields import GrammarFields, OpenAIParameters, SamplerFields
@@ -212,7 +213,7 @@ class AllowedToolsChoice(RequestModel):
 ObjectChoice = Annotated[NamedToolChoice | AllowedToolsChoice, Field(discriminator="type")]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Offer:
     """The tools that may be called, and whether one must be."""
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from starlette.requests import Request
 
-from mlxr.core.events import Event, PromptProgress, TextDelta, TokenInfo
-from mlxr.core.types import Timings, TokenLogprob
+from mlxr.core.frozen import frozen
+from mlxr.core.types import Event, PromptProgress, TextDelta, Timings, TokenInfo, TokenLogprob
 from mlxr.server.errors import ServerError
 from mlxr.server.generation import Generation, write_frames
 from mlxr.server.routes import JsonObject, ReplyModel, describe_errors, describe_stream, make_id, note_ignored, optional
@@ -249,7 +249,7 @@ STREAMED = describe_stream(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Head:
     """The head of a reply, which identifies it. `model` is the requested name, as clients expect to see it."""
 
@@ -304,7 +304,7 @@ def error_frame(error: ServerError) -> bytes:
     return sse(render_error(error))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StreamExtras:
     """The contents of a stream besides the answer."""
 

@@ -13,8 +13,16 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from mlxr.core.events import Event, Finish, PromptProgress, ReasoningDelta, TextDelta, TokenInfo, ToolCallDelta
-from mlxr.core.types import FinishReason
+from mlxr.core.types import (
+    Event,
+    Finish,
+    FinishReason,
+    PromptProgress,
+    ReasoningDelta,
+    TextDelta,
+    TokenInfo,
+    ToolCallDelta,
+)
 from mlxr.server.openai.replies import (
     TimingsReply,
     TokenBytes,

@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 from pydantic import AliasChoices, Discriminator, Field, Tag, TypeAdapter
 
 from mlxr.core.errors import InvalidRequest
+from mlxr.core.frozen import frozen
 from mlxr.core.types import MAX_INT
 from mlxr.server.openai.fields import Mode, Offer, ReasoningOptions, SamplingFields, ToolName, make_offer, make_tool
 from mlxr.server.request_fields import FlatFormat, ResponsesParameters, explain_service_tool
@@ -155,7 +156,7 @@ class AllowedChoice(RequestModel):
 ResponseToolChoice = Mode | Annotated[OneChoice | AllowedChoice, Field(discriminator="type")]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Callee:
     """The client's tool behind a function of the model."""
 

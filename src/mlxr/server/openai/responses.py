@@ -14,7 +14,7 @@ import sqlite3
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -24,7 +24,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlxr.core.errors import MlxrError, SettingError, Unavailable
-from mlxr.core.events import Event
+from mlxr.core.frozen import frozen
+from mlxr.core.types import Event
 from mlxr.core.work_threads import WorkThreads
 from mlxr.server.activity import in_flight
 from mlxr.server.errors import ServerError, spell_fields
@@ -269,7 +270,7 @@ SUMMARISE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Asked:
     """A request: its own items, those of earlier responses, and the service's request made of both."""
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol, cast
 
+from mlxr.core.frozen import frozen
 from mlxr.service.messages import read_json, write_json
 from mlxr.service.reasoning import hold_back
 from mlxr.service.requests import Tool
@@ -276,7 +277,7 @@ def _read_key(text: str, place: int, known: Sequence[str]) -> tuple[str, int]:
     return name[1], name.end()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Section:
     """The marks of calls in a section of the answer; a call is a name and a JSON object."""
 

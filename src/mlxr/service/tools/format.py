@@ -10,9 +10,9 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+from mlxr.core.frozen import frozen
 from mlxr.service.identity import draw_hex
 from mlxr.service.reasoning import Thought
 from mlxr.service.requests import Tool
@@ -21,7 +21,7 @@ from mlxr.service.requests import Tool
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CallPiece:
     """A piece of call number `call`: the first one carries `name`, all carry `arguments` text."""
 
@@ -106,7 +106,7 @@ class CallParser(ABC):
             self._give(text)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Asked:
     """The demands on a grammar of calls."""
 

@@ -12,7 +12,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from ctypes import byref, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.core.errors import DeviceError
+from mlxr.core.frozen import frozen
 from mlxr.kernels.gpu.cuda.driver import CudaCode, CudaDriver, load_library
 from mlxr.kernels.gpu.kernel import OPENS, Kernel, Variant
 from mlxr.kernels.gpu.launcher import Launcher
@@ -47,7 +48,7 @@ class _Candidate(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Shape:
     """The shape of a product: x (tokens, inputs) times a weight (outputs, inputs), all of type `kind`.
 
@@ -66,7 +67,7 @@ class Shape:
         return self.outputs * self.inputs * (4 if self.kind == "float32" else 2)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Plan:
     description: c_void_p
     weight: c_void_p
