@@ -2,14 +2,17 @@ import { useEffect } from "react";
 import { formatCount } from "../lib/format";
 import { useKept } from "../lib/kept";
 import { useStore } from "../lib/store";
+import { findPassages } from "../lookup/folders";
+import { Quoted } from "../lookup/Quoted";
 import { Button } from "../ui/Button";
-import { branchMessage } from "./answering";
+import { branchMessage, countUsed } from "./answering";
 import { FileChips } from "./Composer";
 import { EditBox } from "./EditBox";
 import { editing as editWanted } from "./editing";
+import { findConversation } from "./library";
 import { MessageActions } from "./MessageActions";
 import { Pictures } from "./Pictures";
-import type { Tree } from "./tree";
+import { listPath, type Tree } from "./tree";
 import type { UserMessage } from "./types";
 import styles from "./UserMessageView.module.css";
 
@@ -25,6 +28,13 @@ export function UserMessageView({ message, tree }: { message: UserMessage; tree:
     editWanted.set(null);
     setEditing(true);
   }, [wanted, setEditing]);
+  const askAgain = async (text: string) => {
+    const { conversation, parent } = message;
+    const model = findConversation(conversation)?.settings.model ?? "";
+    const used = countUsed(listPath(tree, parent));
+    const found = await findPassages(conversation, text, model, used, new AbortController().signal);
+    branchMessage(message, text, found);
+  };
   const isLong = message.content.length > LONG;
   if (editing)
     return (
@@ -34,7 +44,7 @@ export function UserMessageView({ message, tree }: { message: UserMessage; tree:
           label="Your message"
           text={message.content}
           onCancel={() => setEditing(false)}
-          actions={{ "Save and ask again": (text) => branchMessage(message, text) }}
+          actions={{ "Save and ask again": askAgain }}
         />
       </article>
     );
@@ -53,6 +63,7 @@ export function UserMessageView({ message, tree }: { message: UserMessage; tree:
             {whole ? "Show less" : `Show all ${formatCount(message.content.length)} characters`}
           </Button>
         )}
+        {message.passages && <Quoted id={message.id} passages={message.passages} />}
       </div>
       <MessageActions message={message} tree={tree} onEdit={() => setEditing(true)} align="end" />
     </article>
