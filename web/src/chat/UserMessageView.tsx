@@ -1,4 +1,4 @@
-import { useEffect } from "react";
+import { useEffect, useRef } from "react";
 import { formatCount } from "../lib/format";
 import { useKept } from "../lib/kept";
 import { useStore } from "../lib/store";
@@ -22,6 +22,7 @@ const LONG = 2_000;
 export function UserMessageView({ message, tree }: { message: UserMessage; tree: Tree }) {
   const [editing, setEditing] = useKept(`editing ${message.id}`, false);
   const [whole, setWhole] = useKept(`whole ${message.id}`, false);
+  const lookup = useRef<AbortController | null>(null);
   const wanted = useStore(editWanted) === message.id;
   useEffect(() => {
     if (!wanted) return;
@@ -32,8 +33,10 @@ export function UserMessageView({ message, tree }: { message: UserMessage; tree:
     const { conversation, parent } = message;
     const model = findConversation(conversation)?.settings.model ?? "";
     const used = countUsed(listPath(tree, parent));
-    const found = await findPassages(conversation, text, model, used, new AbortController().signal);
-    branchMessage(message, text, found);
+    const own = new AbortController();
+    lookup.current = own;
+    const found = await findPassages(conversation, text, model, used, own.signal);
+    if (!own.signal.aborted) branchMessage(message, text, found);
   };
   const isLong = message.content.length > LONG;
   if (editing)
@@ -43,7 +46,10 @@ export function UserMessageView({ message, tree }: { message: UserMessage; tree:
           id={message.id}
           label="Your message"
           text={message.content}
-          onCancel={() => setEditing(false)}
+          onCancel={() => {
+            lookup.current?.abort();
+            setEditing(false);
+          }}
           actions={{ "Save and ask again": askAgain }}
         />
       </article>

@@ -1,5 +1,6 @@
 import { ApiError, getJson } from "../api/client";
 import { formatBytes } from "../lib/format";
+import { decodeText } from "../lookup/gather";
 import { isPicture, MOST_PICTURES, readPicture, writeUrl } from "./pictures";
 import type { Attached, Attachment } from "./types";
 
@@ -66,16 +67,8 @@ export async function readPdf(file: File, sees: boolean): Promise<Attachment> {
 }
 
 async function readText(file: File): Promise<string> {
-  if (file.size > MOST_BYTES)
-    throw new Error(
-      `“${file.name}” has ${formatBytes(file.size)}; a message takes files up to ${formatBytes(MOST_BYTES)}.`,
-    );
-  try {
-    const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
-    if (!text.includes("\0")) return text;
-  } catch {
-    // Not UTF-8, or a folder.
-  }
+  const text = await file.arrayBuffer().then(decodeText, () => null); // a folder cannot be read
+  if (text !== null) return text;
   throw new Error(`“${file.name}” is no text file, no PDF and no picture.`);
 }
 

@@ -1,4 +1,4 @@
-import { describeError, getJson } from "../api/client";
+import { ApiError, describeError, getJson } from "../api/client";
 import type { ListedModel, LoadedModel, ServerInfo } from "../api/manage";
 import { readPdf } from "../chat/files";
 import { draft, findConversation, saveConversation } from "../chat/library";
@@ -16,6 +16,10 @@ type Note = (step: Attaching["step"], done: number, total: number) => void;
 
 /** Texts of one request: so many are a step of the progress that is shown, and what a stop waits for. */
 const BATCH = 16;
+/** A server may keep some routes from a key that may ask for answers. */
+const FORBIDDEN = [403, 404];
+/** Of the best score by words: passages with less share only words that all texts have. */
+const LEAST_SHARE = 0.2;
 /** More than are ever quoted, as equal ones count once. */
 const MOST_RANKED = 50;
 
@@ -212,8 +216,12 @@ async function rankGroup(group: readonly Folder[], question: string, signal: Abo
     const texts = passages.map(({ text }) => text);
     scores = scoreWords(texts, question);
   }
-  const places = rank(scores, MOST_RANKED, model ? Number.NEGATIVE_INFINITY : 0);
+  const places = rank(scores, MOST_RANKED, model ? Number.NEGATIVE_INFINITY : LEAST_SHARE * findBest(scores));
   return places.flatMap((at) => passages[at] ?? []);
+}
+
+function findBest(scores: Float32Array): number {
+  return scores.reduce((best, score) => Math.max(best, score), 0);
 }
 
 async function readGroup(group: readonly Folder[], model: Embedder | null, signal: AbortSignal) {
@@ -227,13 +235,19 @@ async function readGroup(group: readonly Folder[], model: Embedder | null, signa
   return lastRead;
 }
 
+/** The tokens that the context of a model holds; null where the server does not tell. */
 async function askContext(model: string, signal: AbortSignal): Promise<number | null> {
-  const [{ models: loaded }, { models: listed }, usual] = await Promise.all([
-    getJson<{ models: LoadedModel[] }>("/api/ps", { signal }),
-    getJson<{ models: ListedModel[] }>("/api/tags", { signal }),
-    model ? null : getJson<ServerInfo>("/v1/admin/info", { signal }),
-  ]);
-  return findContext(model || (usual?.default_model ?? ""), loaded, listed);
+  try {
+    const [{ models: loaded }, { models: listed }, usual] = await Promise.all([
+      getJson<{ models: LoadedModel[] }>("/api/ps", { signal }),
+      getJson<{ models: ListedModel[] }>("/api/tags", { signal }),
+      model ? null : getJson<ServerInfo>("/v1/admin/info", { signal }),
+    ]);
+    return findContext(model || (usual?.default_model ?? ""), loaded, listed);
+  } catch (error) {
+    if (error instanceof ApiError && FORBIDDEN.includes(error.status)) return null;
+    throw error;
+  }
 }
 
 function describeUnkept(name: string, problem: string): string {
