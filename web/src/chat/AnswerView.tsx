@@ -1,7 +1,10 @@
 import { FastForward, RefreshCw } from "lucide-react";
+import { useMemo } from "react";
 import { useConnection } from "../api/connection";
 import { useKept } from "../lib/kept";
+import { namePassage } from "../lookup/quote";
 import { Button, IconButton } from "../ui/Button";
+import { type Cited, CitedTexts } from "../ui/Citation";
 import { Markdown } from "../ui/Markdown";
 import { Notice } from "../ui/Notice";
 import styles from "./AnswerView.module.css";
@@ -28,6 +31,7 @@ export function AnswerView({ message: stored, tree, showTokens, isLast }: Props)
   const { message, status, run } = useAnswer(stored);
   const [editing, setEditing] = useKept(`editing ${message.id}`, false);
   const growing = status === "growing";
+  const cited = useMemo(() => listCited(tree, message.parent), [tree, message.parent]);
   const thinking = useMaybe(run?.thinking) ?? false;
   if (editing)
     return (
@@ -53,7 +57,11 @@ export function AnswerView({ message: stored, tree, showTokens, isLast }: Props)
       {showTokens && message.tokens ? (
         <TokensView message={message} growing={growing} />
       ) : (
-        message.content && <Markdown text={message.content} growing={growing} />
+        message.content && (
+          <CitedTexts value={cited}>
+            <Markdown text={message.content} growing={growing} />
+          </CitedTexts>
+        )
       )}
       {message.calls && <CallsView message={message} open={isLast && status === "done"} />}
       {!growing && <Ending message={message} status={status} />}
@@ -78,6 +86,19 @@ export function AnswerView({ message: stored, tree, showTokens, isLast }: Props)
     </article>
   );
 }
+
+/** The passages that went along with the question that an answer is to. */
+function listCited(tree: Tree, parent: string | null): Cited[] {
+  for (let id = parent; id !== null; ) {
+    const message = tree.messages.get(id);
+    if (message?.role === "user")
+      return message.passages?.map((passage) => ({ name: namePassage(passage), text: passage.text })) ?? NONE_CITED;
+    id = message?.parent ?? null;
+  }
+  return NONE_CITED;
+}
+
+const NONE_CITED: Cited[] = [];
 
 /** What happens before the first token: how much of the prompt has been read. */
 function Waiting({ run, message }: { run: Run; message: AssistantMessage }) {

@@ -4,10 +4,12 @@ import { useMedia } from "../lib/media";
 import { go } from "../lib/route";
 import { savedStore } from "../lib/saved";
 import { useStore } from "../lib/store";
+import type { Passage } from "../lookup/passages";
+import { useFolders } from "../lookup/useFolders";
 import { Button } from "../ui/Button";
 import { Drawer } from "../ui/Drawer";
 import { Empty, Notice } from "../ui/Notice";
-import { sendMessage } from "./answering";
+import { countUsed, sendMessage } from "./answering";
 import styles from "./ChatView.module.css";
 import { Composer } from "./Composer";
 import { ConversationHeader } from "./ConversationHeader";
@@ -96,15 +98,27 @@ function OpenConversation({ conversation, panels }: { conversation: Conversation
   const { id } = conversation;
   const path = thread?.path ?? [];
   const sight = useSight(conversation, path);
-  const { dropped, isReading, isOver, handlers, takeFiles, remove, clear, refused } = useDroppedFiles(sight);
-  const send = (text: string, attached: Attached) => {
-    sendMessage(id, thread?.tree.leaf ?? null, text, attached);
-    clear();
+  const folders = useFolders(id);
+  const files = useDroppedFiles(sight, folders.attach);
+  const send = (text: string, attached: Attached, passages?: readonly Passage[]) => {
+    sendMessage(id, thread?.tree.leaf ?? null, text, attached, passages);
+    files.clear(attached);
     go("chat", id);
+  };
+  /** Send a message once what there is for it in the folders is found; answers whether it was sent. */
+  const ask = (text: string, attached: Attached): true | Promise<boolean> => {
+    if (!folders.isThere) {
+      send(text, attached);
+      return true;
+    }
+    return folders.find(text, conversation.settings.model, countUsed(path)).then((found) => {
+      if (found !== null) send(text, attached, found.passages);
+      return found !== null;
+    });
   };
   return (
     <>
-      <section className={styles.conversation} aria-label={conversation.title} {...handlers}>
+      <section className={styles.conversation} aria-label={conversation.title} {...files.handlers}>
         <ConversationHeader
           conversation={conversation}
           path={path}
@@ -120,7 +134,7 @@ function OpenConversation({ conversation, panels }: { conversation: Conversation
         )}
         {thread && path.length === 0 ? (
           <div className={styles.start}>
-            <Welcome model={conversation.settings.model} onAsk={(text) => send(text, NOTHING_ATTACHED)} />
+            <Welcome model={conversation.settings.model} onAsk={(text) => void ask(text, NOTHING_ATTACHED)} />
           </div>
         ) : (
           thread && <Thread tree={thread.tree} path={path} conversation={conversation} />
@@ -128,18 +142,15 @@ function OpenConversation({ conversation, panels }: { conversation: Conversation
         <Composer
           conversation={conversation}
           path={path}
-          attached={dropped}
-          isReading={isReading}
+          files={files}
+          folders={folders}
           sees={sight.blind === null}
-          refused={refused}
-          onFiles={takeFiles}
-          onRemove={remove}
-          onSend={send}
+          onSend={ask}
         />
-        {isOver && (
+        {files.isOver && (
           <p className={styles.drop}>
             Drop {sight.blind === null ? "pictures, PDFs or text files" : "PDFs or text files"} to add them to the
-            message
+            message, or a folder to look questions up in it
           </p>
         )}
       </section>

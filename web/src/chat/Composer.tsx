@@ -1,7 +1,9 @@
-import { ArrowUp, Paperclip, Square, X } from "lucide-react";
+import { ArrowUp, Paperclip, Square, TextSearch, X } from "lucide-react";
 import { type ClipboardEvent, type KeyboardEvent, useEffect, useRef, useState } from "react";
 import { runCommand, useCommand } from "../lib/commands";
 import { formatBytes } from "../lib/format";
+import { FolderButton, FolderChips } from "../lookup/FolderChips";
+import type { Folders } from "../lookup/useFolders";
 import { Button, IconButton } from "../ui/Button";
 import { Notice } from "../ui/Notice";
 import styles from "./Composer.module.css";
@@ -9,20 +11,21 @@ import { keepDraft, readDraft } from "./drafts";
 import { LengthHint } from "./LengthHint";
 import { Pictures } from "./Pictures";
 import type { Attached, Attachment, Conversation, Message } from "./types";
+import type { useDroppedFiles } from "./useDroppedFiles";
 import { useRunOf } from "./useThread";
+
+/** Characters of a text for which there is another way than to send all of it. */
+const LONG_TEXT = 8_000;
 
 interface Props {
   conversation: Conversation;
   path: readonly Message[];
-  attached: Attached;
-  /** Whether there is more to come. */
-  isReading: boolean;
-  refused: readonly string[];
+  files: ReturnType<typeof useDroppedFiles>;
+  folders: Folders;
   /** Whether pictures can be added. */
   sees: boolean;
-  onFiles: (files: Iterable<File>) => void;
-  onRemove: (kind: keyof Attached, index: number) => void;
-  onSend: (text: string, attached: Attached) => void;
+  /** Answers whether it was sent; where it was not, what is written stays. */
+  onSend: (text: string, attached: Attached) => true | Promise<boolean>;
 }
 
 /** Whether the keyboard is one on a screen, whose Enter begins a line. */
@@ -31,13 +34,15 @@ function isTouch(): boolean {
 }
 
 /** Where the next message is written. Enter sends it, with Shift it begins a line. */
-export function Composer({ conversation, path, attached, isReading, refused, sees, onFiles, onRemove, onSend }: Props) {
+export function Composer({ conversation, path, files, folders, sees, onSend }: Props) {
+  const { dropped: attached, refused, takeFiles, remove } = files;
   const place = path.length === 0 ? "new" : conversation.id;
   const [text, setText] = useState(() => readDraft(place));
   const area = useRef<HTMLTextAreaElement>(null);
   const run = useRunOf(path);
-  const canSend =
-    !run && !isReading && (text.trim() !== "" || attached.files.length > 0 || attached.pictures.length > 0);
+  const isBusy = files.isReading || folders.attaching !== null || folders.isLooking;
+  const canSend = !run && !isBusy && (text.trim() !== "" || attached.files.length > 0 || attached.pictures.length > 0);
+  const stop = run?.stop ?? (folders.isLooking ? folders.stopLooking : undefined);
   const latest = useRef(text);
   const type = (typed: string) => {
     latest.current = typed;
@@ -59,26 +64,33 @@ export function Composer({ conversation, path, attached, isReading, refused, see
     if (!isTouch()) area.current?.focus();
   }, []);
   useCommand("write", () => area.current?.focus());
-  const send = () => {
+  const send = async () => {
     if (!canSend) return;
-    onSend(text, attached);
+    const sent = onSend(text, attached);
+    if (sent !== true && !(await sent)) return;
     type("");
     keepDraft(place, "");
     area.current?.focus();
   };
   const press = (event: KeyboardEvent) => {
-    if (event.key === "Escape" && run) run.stop();
+    if (event.key === "Escape") stop?.();
     if (event.key === "ArrowUp" && text === "" && runCommand("editLast")) event.preventDefault();
     if (event.key !== "Enter" || event.shiftKey || event.nativeEvent.isComposing || isTouch()) return;
     event.preventDefault();
-    send();
+    void send();
   };
   const paste = (event: ClipboardEvent) => {
     const { files, types } = event.clipboardData;
     // What was copied from a table or a page is text first, and comes as a picture, too.
     if (files.length === 0 || types.includes("text/plain")) return;
     event.preventDefault();
-    onFiles([...files]);
+    void takeFiles([...files]);
+  };
+  const lookUpFile = (index: number) => {
+    const file = attached.files[index];
+    if (!file) return;
+    remove("files", index);
+    folders.attach(file.name, async () => [{ path: file.name, file: new File([file.text], file.name) }]);
   };
   return (
     <div className={styles.place}>
@@ -88,8 +100,9 @@ export function Composer({ conversation, path, attached, isReading, refused, see
             {reason}
           </Notice>
         ))}
-        <Pictures pictures={attached.pictures} onRemove={(index) => onRemove("pictures", index)} />
-        <FileChips files={attached.files} onRemove={(index) => onRemove("files", index)} />
+        <FolderChips folders={folders} />
+        <Pictures pictures={attached.pictures} onRemove={(index) => remove("pictures", index)} />
+        <FileChips files={attached.files} onRemove={(index) => remove("files", index)} onLookUp={lookUpFile} />
         <textarea
           ref={area}
           rows={1}
@@ -97,6 +110,7 @@ export function Composer({ conversation, path, attached, isReading, refused, see
           aria-label="Message"
           placeholder="Ask something"
           value={text}
+          readOnly={folders.isLooking}
           onChange={(event) => type(event.target.value)}
           onKeyDown={press}
           onPaste={paste}
@@ -104,15 +118,27 @@ export function Composer({ conversation, path, attached, isReading, refused, see
         <div className={styles.row}>
           <AttachButton
             label={sees ? "Add pictures, PDFs or text files" : "Add PDFs or text files"}
-            onFiles={onFiles}
+            onFiles={takeFiles}
           />
+          <FolderButton onFolder={folders.attach} />
           <LengthHint conversation={conversation} path={path} text={text} attached={attached} sees={sees} />
-          {run ? (
-            <Button kind="primary" className={styles.send ?? ""} onClick={run.stop} aria-label="Stop the answer">
+          {stop ? (
+            <Button
+              kind="primary"
+              className={styles.send ?? ""}
+              onClick={stop}
+              aria-label={run ? "Stop the answer" : "Stop the lookup"}
+            >
               <Square fill="currentColor" />
             </Button>
           ) : (
-            <Button kind="primary" className={styles.send ?? ""} onClick={send} disabled={!canSend} aria-label="Send">
+            <Button
+              kind="primary"
+              className={styles.send ?? ""}
+              onClick={() => void send()}
+              disabled={!canSend}
+              aria-label="Send"
+            >
               <ArrowUp />
             </Button>
           )}
@@ -147,7 +173,14 @@ function describeSize({ text, url }: Attachment): string {
   return url ? `${formatBytes(0.75 * url.length)}, a scan` : formatBytes(new Blob([text]).size);
 }
 
-export function FileChips({ files, onRemove }: { files: readonly Attachment[]; onRemove?: (index: number) => void }) {
+interface ChipsProps {
+  files: readonly Attachment[];
+  onRemove?: (index: number) => void;
+  /** Look questions up in a long text instead of sending all of it. */
+  onLookUp?: (index: number) => void;
+}
+
+export function FileChips({ files, onRemove, onLookUp }: ChipsProps) {
   if (files.length === 0) return null;
   return (
     <ul className={styles.files} aria-label="Files of the message">
@@ -156,6 +189,15 @@ export function FileChips({ files, onRemove }: { files: readonly Attachment[]; o
         <li key={index}>
           <span className={styles.file}>{file.name}</span>
           <span className={styles.size}>{describeSize(file)}</span>
+          {onLookUp && file.text.length > LONG_TEXT && (
+            <IconButton
+              label={`Look up in ${file.name} instead of sending all of it`}
+              small
+              onClick={() => onLookUp(index)}
+            >
+              <TextSearch />
+            </IconButton>
+          )}
           {onRemove && (
             <IconButton label={`Remove ${file.name}`} small onClick={() => onRemove(index)}>
               <X />

@@ -47,7 +47,7 @@ function ResultView({ message, tree }: { message: ToolMessage; tree: Tree }) {
           label={`Result of ${message.name}`}
           text={message.content}
           onCancel={() => setEditing(false)}
-          actions={{ "Save and ask again": (text) => editResult(message, text) }}
+          actions={{ "Save and ask again": (text) => void editResult(message, text) }}
         />
       ) : (
         <pre dir="auto">{message.content}</pre>

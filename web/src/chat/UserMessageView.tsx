@@ -1,15 +1,18 @@
-import { useEffect } from "react";
+import { useEffect, useRef } from "react";
 import { formatCount } from "../lib/format";
 import { useKept } from "../lib/kept";
 import { useStore } from "../lib/store";
+import { findPassages } from "../lookup/folders";
+import { Quoted } from "../lookup/Quoted";
 import { Button } from "../ui/Button";
-import { branchMessage } from "./answering";
+import { branchMessage, countUsed } from "./answering";
 import { FileChips } from "./Composer";
 import { EditBox } from "./EditBox";
 import { editing as editWanted } from "./editing";
+import { findConversation } from "./library";
 import { MessageActions } from "./MessageActions";
 import { Pictures } from "./Pictures";
-import type { Tree } from "./tree";
+import { listPath, type Tree } from "./tree";
 import type { UserMessage } from "./types";
 import styles from "./UserMessageView.module.css";
 
@@ -19,12 +22,22 @@ const LONG = 2_000;
 export function UserMessageView({ message, tree }: { message: UserMessage; tree: Tree }) {
   const [editing, setEditing] = useKept(`editing ${message.id}`, false);
   const [whole, setWhole] = useKept(`whole ${message.id}`, false);
+  const lookup = useRef<AbortController | null>(null);
   const wanted = useStore(editWanted) === message.id;
   useEffect(() => {
     if (!wanted) return;
     editWanted.set(null);
     setEditing(true);
   }, [wanted, setEditing]);
+  const askAgain = async (text: string) => {
+    const { conversation, parent } = message;
+    const model = findConversation(conversation)?.settings.model ?? "";
+    const used = countUsed(listPath(tree, parent));
+    const own = new AbortController();
+    lookup.current = own;
+    const found = await findPassages(conversation, text, model, used, own.signal);
+    if (!own.signal.aborted) branchMessage(message, text, found);
+  };
   const isLong = message.content.length > LONG;
   if (editing)
     return (
@@ -33,8 +46,11 @@ export function UserMessageView({ message, tree }: { message: UserMessage; tree:
           id={message.id}
           label="Your message"
           text={message.content}
-          onCancel={() => setEditing(false)}
-          actions={{ "Save and ask again": (text) => branchMessage(message, text) }}
+          onCancel={() => {
+            lookup.current?.abort();
+            setEditing(false);
+          }}
+          actions={{ "Save and ask again": askAgain }}
         />
       </article>
     );
@@ -53,6 +69,7 @@ export function UserMessageView({ message, tree }: { message: UserMessage; tree:
             {whole ? "Show less" : `Show all ${formatCount(message.content.length)} characters`}
           </Button>
         )}
+        {message.passages && <Quoted id={message.id} passages={message.passages} />}
       </div>
       <MessageActions message={message} tree={tree} onEdit={() => setEditing(true)} align="end" />
     </article>

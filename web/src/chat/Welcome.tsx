@@ -47,7 +47,8 @@ export function Welcome({ model, onAsk }: { model: string; onAsk: (text: string)
         </p>
       )}
       <p>
-        {sees ? "Pictures, text files and PDFs" : "Text files and PDFs"} can be added to a message.
+        {sees ? "Pictures, text files and PDFs" : "Text files and PDFs"} can be added to a message, and folders to a
+        chat.
         <span className={styles.keys}>
           {" "}
           <kbd>?</kbd> shows the keyboard shortcuts.

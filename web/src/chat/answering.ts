@@ -3,6 +3,7 @@ import { isAbort } from "../api/client";
 import { readSampling } from "../api/sampling";
 import { makeId } from "../lib/id";
 import { createStore, type Store } from "../lib/store";
+import type { Passage } from "../lookup/passages";
 import { explain } from "./explain";
 import { Growth } from "./growth";
 import { leave } from "./left";
@@ -39,18 +40,20 @@ const KEEP_MS = 400;
 const LEAVING_MS = 200;
 const MOST_ROUNDS = 10;
 
-/** Send a message of the person behind `parent`, and have it answered. */
+/** Send a message of the person behind `parent`, with the passages that were found for it, and have it answered. */
 export function sendMessage(
   id: string,
   parent: string | null,
   content: string,
   { files, pictures }: Attached = NOTHING_ATTACHED,
+  passages?: readonly Passage[],
 ): void {
   const message: Message = {
     ...makeCommon(id, parent, content),
     role: "user",
     ...(files.length > 0 && { files }),
     ...(pictures.length > 0 && { pictures }),
+    ...(passages && { passages: [...passages] }),
   };
   addMessage(message);
   void answer(id, message.id);
@@ -86,8 +89,21 @@ export function branchAnswer(from: AssistantMessage, content: string, tokens?: r
 }
 
 /** A version of the person's message with another text, and an answer to it. */
-export function branchMessage(from: Message & { role: "user" }, content: string): void {
-  sendMessage(from.conversation, from.parent, content, { files: from.files ?? [], pictures: from.pictures ?? [] });
+export function branchMessage(
+  from: Message & { role: "user" },
+  content: string,
+  passages: readonly Passage[] | undefined,
+): void {
+  const attached = { files: from.files ?? [], pictures: from.pictures ?? [] };
+  sendMessage(from.conversation, from.parent, content, attached, passages);
+}
+
+/** How many tokens of the context a path takes, as its last answer tells. */
+export function countUsed(path: readonly Message[]): number {
+  const stats = path.findLast((message) => message.role === "assistant" && message.stats) as
+    | AssistantMessage
+    | undefined;
+  return stats?.stats ? stats.stats.promptTokens + stats.stats.answerTokens : 0;
 }
 
 /** Give the results of an answer's calls, in their order, and have the model go on. */

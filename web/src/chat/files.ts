@@ -1,8 +1,10 @@
 import { ApiError, getJson } from "../api/client";
 import { formatBytes } from "../lib/format";
+import { decodeText } from "../lookup/gather";
 import { isPicture, MOST_PICTURES, readPicture, writeUrl } from "./pictures";
 import type { Attached, Attachment } from "./types";
 
+/** Longer texts are looked up instead of put into a message. */
 const MOST_BYTES = 1024 ** 2;
 const MOST_PDF_BYTES = 32 * 1024 ** 2;
 /** A scan goes with every turn of its conversation. */
@@ -34,12 +36,17 @@ export async function readFiles(files: Iterable<File>, sight: Sight): Promise<{ 
   return { read, refused: [...new Set(refused)] };
 }
 
+/** Whether a file is a text, if it is one at all, that is too long for a message. */
+export function isLongText(file: File): boolean {
+  return file.size > MOST_BYTES && !isPdf(file) && !isPicture(file);
+}
+
 function isPdf(file: File): boolean {
   return file.type === "application/pdf" || /\.pdf$/i.test(file.name);
 }
 
 /** A PDF with its text, which the server reads. One without text is kept as it is for a model that sees its pages. */
-async function readPdf(file: File, sees: boolean): Promise<Attachment> {
+export async function readPdf(file: File, sees: boolean): Promise<Attachment> {
   if (file.size > MOST_PDF_BYTES)
     throw new Error(
       `“${file.name}” has ${formatBytes(file.size)}; PDFs are read up to ${formatBytes(MOST_PDF_BYTES)}.`,
@@ -60,16 +67,8 @@ async function readPdf(file: File, sees: boolean): Promise<Attachment> {
 }
 
 async function readText(file: File): Promise<string> {
-  if (file.size > MOST_BYTES)
-    throw new Error(
-      `“${file.name}” has ${formatBytes(file.size)}; a message takes files up to ${formatBytes(MOST_BYTES)}.`,
-    );
-  try {
-    const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
-    if (!text.includes("\0")) return text;
-  } catch {
-    // Not UTF-8, or a folder.
-  }
+  const text = await file.arrayBuffer().then(decodeText, () => null); // a folder cannot be read
+  if (text !== null) return text;
   throw new Error(`“${file.name}” is no text file, no PDF and no picture.`);
 }
 

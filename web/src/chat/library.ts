@@ -2,6 +2,8 @@ import { makeId } from "../lib/id";
 import { savedStore } from "../lib/saved";
 import { createStore, type Store } from "../lib/store";
 import { tell } from "../lib/toasts";
+import { forgetFolders, refreshFolders } from "../lookup/folders";
+import { forgetOrphanFolders } from "../lookup/storage";
 import { takeLeft } from "./left";
 import * as storage from "./storage";
 import { hearTabs, type News, tellTabs } from "./tabs";
@@ -48,6 +50,7 @@ export async function openLibrary(): Promise<void> {
     for (const message of takeLeft()) await storage.mendMessage(message);
     sortIn(await storage.listConversations());
     void storage.forgetOrphans().catch(complain);
+    void forgetOrphanFolders(new Set(conversations.get()?.map(({ id }) => id)));
   } catch (error) {
     complain(error);
     conversations.set([]);
@@ -137,6 +140,7 @@ export function arrangeConversations(ids: readonly string[], change: { pinned?: 
 export async function removeConversations(ids: readonly string[]): Promise<void> {
   const chosen = ids.map(findConversation).filter((one) => one !== undefined);
   const wholes = await readWholes(chosen);
+  const folders = chosen.map(({ id }) => forgetFolders(id));
   for (const { id } of chosen) {
     takeRemoved(id);
     void storage.forgetConversation(id).catch(complain);
@@ -145,7 +149,10 @@ export async function removeConversations(ids: readonly string[]): Promise<void>
   const title = chosen[0]?.title ?? "";
   const what =
     chosen.length === 1 ? `“${title.slice(0, 40)}${title.length > 40 ? "…" : ""}”` : `${chosen.length} conversations`;
-  tell(`Deleted ${what}.`, () => void importWholes(wholes));
+  tell(`Deleted ${what}.`, async () => {
+    await importWholes(wholes);
+    for (const bringBack of folders) await (await bringBack)();
+  });
 }
 
 /** Put a new message behind the branch that is shown, or behind its own parent, and show it. */
@@ -239,11 +246,12 @@ function complain(error: unknown): void {
 }
 
 function take(news: News): void {
-  if (news.kind !== "conversation") storage.forgetTexts();
+  if (news.kind !== "conversation" && news.kind !== "folders") storage.forgetTexts();
   if (news.kind === "imported") void openLibrary();
   else if (news.kind === "conversation") sortIn([news.conversation]);
   else if (news.kind === "removed") takeRemoved(news.conversation);
   else if (news.kind === "message") takeNews(news.message, news.growing);
+  else if (news.kind === "folders") void refreshFolders(news.conversation);
   else {
     const store = trees.get(news.conversation);
     const tree = store?.get();

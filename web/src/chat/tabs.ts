@@ -6,7 +6,8 @@ export type News =
   | { kind: "message"; message: Message; growing: boolean }
   | { kind: "removed"; conversation: string }
   | { kind: "pruned"; conversation: string; ids: string[] }
-  | { kind: "imported" };
+  | { kind: "imported" }
+  | { kind: "folders"; conversation: string };
 
 const channel = "BroadcastChannel" in globalThis ? new BroadcastChannel("mlxr.chat") : null;
 

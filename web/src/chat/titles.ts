@@ -30,7 +30,7 @@ export async function nameConversation(path: readonly Message[], model: string):
   const { settings } = conversation;
   const isShort = first.content.trim() !== "" && first.content.trim().length <= LONG;
   if (isShort || settings.asText || isDemo((model || settings.model).replace(/:latest$/, ""))) return;
-  const question: UserMessage = { ...first, id: "title", files: [], pictures: [], content: ASK };
+  const question: UserMessage = { ...first, id: "title", files: [], pictures: [], passages: [], content: ASK };
   // Tools stand at the beginning of a prompt: without them nothing of it would come from the cache.
   const { model: chosen, system, tools } = settings;
   const plain = { ...DEFAULT_SETTINGS, model: chosen, system, tools, toolChoice: "none" as const };

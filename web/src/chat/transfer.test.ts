@@ -19,6 +19,7 @@ const FILES = [
   { name: "scan.pdf", text: "", url: "data:application/pdf;base64,AAAA" },
 ];
 const PICTURE = { name: "a.png", url: "data:image/png;base64,AAAA", width: 2, height: 1 };
+const PASSAGES = [{ path: "notes/a.md", line: 3, text: "<b>Found</b>" }];
 
 function conversation(settings: Settings, leaf: string | null): Conversation {
   return { id: "c", title: "Title", named: true, created: 1, updated: 2, settings, leaf };
@@ -30,7 +31,7 @@ function randomMessages(random: () => number): Message[] {
     const parent = messages[Math.floor(random() * messages.length)]?.id ?? null;
     const common = { id: `m${index}`, conversation: "c", parent, created: index, content: `Text ${random()} \`\`\`` };
     const dice = random();
-    if (dice < 0.4) messages.push({ ...common, role: "user", files: FILES, pictures: [PICTURE] });
+    if (dice < 0.4) messages.push({ ...common, role: "user", files: FILES, pictures: [PICTURE], passages: PASSAGES });
     else if (dice < 0.5) messages.push({ ...common, role: "tool", callId: "call_1", name: "look" });
     else
       messages.push({
@@ -125,12 +126,13 @@ it("writes the shown branch as Markdown", () => {
       content: "Why?",
       files: [{ name: "a.md", text: "```\nx\n```" }],
       pictures: [PICTURE],
+      passages: PASSAGES,
     },
     { ...common, id: "a1", parent: "q", role: "assistant", status: "done", model: "demo", content: "Other" },
     { ...common, id: "a2", parent: "q", role: "assistant", status: "done", model: "demo", content: "Because." },
   ];
   expect(exportMarkdown({ conversation: conversation(SETTINGS, "a2"), messages })).toBe(
-    "# Title\n\n> Be brief.\n> Always.\n\n## You\n\n**a.png** (a picture)\n\nWhy?\n\n**a.md**\n\n````\n```\nx\n```\n````\n\n## demo\n\nBecause.\n",
+    "# Title\n\n> Be brief.\n> Always.\n\n## You\n\n**a.png** (a picture)\n\nWhy?\n\n**a.md**\n\n````\n```\nx\n```\n````\n\n**[1] notes/a.md:3**\n\n```\n<b>Found</b>\n```\n\n## demo\n\nBecause.\n",
   );
   expect(fence("plain", "py")).toBe("```py\nplain\n```");
 });

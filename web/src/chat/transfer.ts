@@ -1,4 +1,6 @@
 import { makeId } from "../lib/id";
+import type { Passage } from "../lookup/passages";
+import { namePassage } from "../lookup/quote";
 import { isPdfUrl, isPictureUrl } from "./pictures";
 import { isObject, readSettings } from "./settings";
 import { listPath, makeTree } from "./tree";
@@ -59,7 +61,12 @@ function writeMessage(message: Message): string[] {
         url ? [`**${name}** (a scan)`] : [`**${name}**`, fence(text, "")],
       ) ?? [];
     const pictures = message.pictures?.map((picture) => `**${picture.name}** (a picture)`) ?? [];
-    return ["## You", ...pictures, message.content, ...files].filter(Boolean);
+    const passages =
+      message.passages?.flatMap((passage, index) => [
+        `**[${index + 1}] ${namePassage(passage)}**`,
+        fence(passage.text, ""),
+      ]) ?? [];
+    return ["## You", ...pictures, message.content, ...files, ...passages].filter(Boolean);
   }
   const thought = message.reasoning ? [`> ${message.reasoning.replaceAll("\n", "\n> ")}`] : [];
   const calls = message.calls?.flatMap((call) => [`Calls **${call.name}**:`, fence(call.arguments, "json")]) ?? [];
@@ -106,7 +113,14 @@ function readMessage(given: unknown, conversation: string, ids: Map<unknown, str
   if (given.role === "user") {
     const files = listOf(given.files, readFile);
     const pictures = listOf(given.pictures, readPicture)?.filter(({ url }) => isPictureUrl(url));
-    return { ...common, role: "user", ...(files && { files }), ...(pictures?.length && { pictures }) };
+    const passages = listOf(given.passages, readPassage);
+    return {
+      ...common,
+      role: "user",
+      ...(files && { files }),
+      ...(pictures?.length && { pictures }),
+      ...(passages && { passages }),
+    };
   }
   if (given.role === "tool")
     return { ...common, role: "tool", callId: textOr(given.callId, ""), name: textOr(given.name, "tool") };
@@ -148,6 +162,10 @@ function readPicture(given: Record<string, unknown>): Picture {
     width: numberOr(width, 0),
     height: numberOr(height, 0),
   };
+}
+
+function readPassage(given: Record<string, unknown>): Passage {
+  return { path: textOr(given.path, ""), line: numberOr(given.line, 1), text: textOr(given.text, "") };
 }
 
 function readCall(given: Record<string, unknown>): ToolCall {

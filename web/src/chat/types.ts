@@ -1,3 +1,5 @@
+import type { Passage } from "../lookup/passages";
+
 /** A call of a tool that the model made; `arguments` is JSON text. */
 export interface ToolCall {
   id: string;
@@ -69,6 +71,8 @@ export interface UserMessage extends Common {
   role: "user";
   files?: Attachment[];
   pictures?: Picture[];
+  /** What was found in the conversation's folders for it; not there where there was none to look it up in. */
+  passages?: Passage[];
 }
 
 export interface ToolMessage extends Common {

@@ -1,18 +1,24 @@
 import { type DragEvent, useRef, useState } from "react";
-import { readFiles, type Sight } from "./files";
+import { listFiles, readDrop } from "../lookup/entries";
+import type { Found } from "../lookup/gather";
+import { isLongText, readFiles, type Sight } from "./files";
 import { type Attached, NOTHING_ATTACHED } from "./types";
 
 /** Why files were not taken; `blind` is what was said of the model. */
 const NONE_REFUSED: { reasons: string[]; blind: string | null } = { reasons: [], blind: null };
 
 /** The files that the person put into the message being written, by dropping, choosing or pasting them. */
-export function useDroppedFiles(sight: Sight) {
+export function useDroppedFiles(sight: Sight, onFolder: (name: string, list: () => Promise<readonly Found[]>) => void) {
   const [dropped, setDropped] = useState<Attached>(NOTHING_ATTACHED);
   const [refused, setRefused] = useState(NONE_REFUSED);
   const [reading, setReading] = useState(0);
   const [isOver, setIsOver] = useState(false);
   const depth = useRef(0);
-  const takeFiles = async (files: Iterable<File>) => {
+  const takeFiles = async (given: Iterable<File>) => {
+    const all = [...given];
+    for (const file of all.filter(isLongText)) onFolder(file.name, async () => [{ path: file.name, file }]);
+    const files = all.filter((file) => !isLongText(file));
+    if (files.length === 0) return;
     setReading((count) => count + 1);
     const result = await readFiles(files, { ...sight, room: sight.room - dropped.pictures.length });
     setDropped(({ files, pictures }) => ({
@@ -41,7 +47,9 @@ export function useDroppedFiles(sight: Sight) {
       event.preventDefault();
       depth.current = 0;
       setIsOver(false);
-      void takeFiles([...event.dataTransfer.files]);
+      const { files, folders } = readDrop(event.dataTransfer);
+      void takeFiles(files);
+      for (const folder of folders) onFolder(folder.name, () => listFiles(folder));
     },
   };
   return {
@@ -54,8 +62,12 @@ export function useDroppedFiles(sight: Sight) {
     takeFiles,
     remove: (kind: keyof Attached, index: number) =>
       setDropped((before) => ({ ...before, [kind]: before[kind].filter((_, at) => at !== index) })),
-    clear: () => {
-      setDropped(NOTHING_ATTACHED);
+    /** Forget what was sent. */
+    clear: (sent: Attached) => {
+      setDropped(({ files, pictures }) => ({
+        files: files.filter((file) => !sent.files.includes(file)),
+        pictures: pictures.filter((picture) => !sent.pictures.includes(picture)),
+      }));
       setRefused(NONE_REFUSED);
     },
   };

@@ -1,5 +1,6 @@
 import type { ChatBody, WireMessage, WirePart } from "../api/chat";
 import type { Sampling } from "../api/sampling";
+import { quotePassages } from "../lookup/quote";
 import { writeSettings } from "./settings";
 import { fence } from "./transfer";
 import type { Message, Settings } from "./types";
@@ -71,11 +72,11 @@ function writeParts(message: Message & { role: "user" }): string | WirePart[] {
   return text ? [...seen, { type: "text", text }] : seen;
 }
 
-/** A message's text with its files before it, each under its name in a code block. */
-function joinFiles({ content, files }: Message & { role: "user" }): string {
+/** A message's text with its files before it, each under its name in a code block, and the passages that go along. */
+function joinFiles({ content, files, passages }: Message & { role: "user" }): string {
   const texts = (files ?? []).filter(({ url }) => !url);
   const parts = texts.map((file) => `${file.name}:\n${fence(file.text, endingOf(file.name))}`);
-  return [...parts, content].filter(Boolean).join("\n\n");
+  return [...parts, quotePassages(passages ?? [], content)].filter(Boolean).join("\n\n");
 }
 
 function endingOf(name: string): string {

@@ -7,6 +7,7 @@ import { ChatView } from "../chat/ChatView";
 import { busy, lazily } from "../lib/lazily";
 import { useRoute, type View } from "../lib/route";
 import { followTheme } from "../lib/theme";
+import { attaching } from "../lookup/folders";
 import { Notice } from "../ui/Notice";
 import styles from "./App.module.css";
 import { Boundary } from "./Boundary";
@@ -22,7 +23,7 @@ const LAZY = {
   settings: lazily(() => import("../settings/SettingsView")),
 };
 
-busy.isBusy = () => runs.get().size > 0;
+busy.isBusy = () => runs.get().size > 0 || attaching.get().size > 0;
 
 /** The whole page: the navigation, the view that the address names, and what concerns every view. */
 export function App() {

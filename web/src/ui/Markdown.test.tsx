@@ -2,6 +2,7 @@ import { cleanup, fireEvent, render as renderAlone, waitFor } from "@testing-lib
 import { Tooltip } from "radix-ui";
 import type { ReactElement } from "react";
 import { afterEach, expect, it } from "vitest";
+import { CitedTexts } from "./Citation";
 import { Markdown } from "./Markdown";
 
 const render = (element: ReactElement) => renderAlone(element, { wrapper: Tooltip.Provider });
@@ -89,4 +90,19 @@ it("draws details, and no more of them than a few in each other", () => {
   const { container } = render(<Markdown text={text} />);
   expect(container.querySelectorAll("details").length).toBeLessThan(10);
   expect(render(<Markdown text={"<details>\n<summary>S</summary>\n\n- in\n</details>"} />).getByText("S")).toBeTruthy();
+});
+
+it("opens the texts that an answer names by their numbers, as text", () => {
+  const cited = [{ name: "a.md:1", text: "<b>First</b>" }];
+  const text = "So [1], not [2] or [1, 2].\n\n- `x[1]` and [1](https://good.example)";
+  const { container, getByLabelText, queryByText } = render(
+    <CitedTexts value={cited}>
+      <Markdown text={text} />
+    </CitedTexts>,
+  );
+  expect(container.textContent).toBe("So [1], not [2] or [1, 2].\n\nx[1] and 1\n".replaceAll("\n\n", "\n"));
+  expect(container.querySelectorAll("button")).toHaveLength(1);
+  fireEvent.click(getByLabelText("Passage 1: a.md:1"));
+  expect(queryByText("<b>First</b>")).toBeTruthy();
+  expect(render(<Markdown text="So [1]." />).container.textContent).toBe("So [1].");
 });

@@ -3,6 +3,7 @@ import { memo, type RefObject, useEffect, useLayoutEffect, useMemo, useRef, useS
 import ReactMarkdown, { type Options } from "react-markdown";
 import remarkGfm from "remark-gfm";
 import { CodeBlock } from "./CodeBlock";
+import { markCitations } from "./citations";
 import { Diagram } from "./Diagram";
 import styles from "./Markdown.module.css";
 import { type Block, closeOpen, mayHaveMath, splitBlocks, unifyMath } from "./markdownBlocks";
@@ -10,7 +11,7 @@ import { COMPONENTS, readAddress } from "./markdownParts";
 
 type Plugins = Pick<Options, "remarkPlugins" | "rehypePlugins">;
 
-const PLAIN: Plugins = { remarkPlugins: [remarkGfm], rehypePlugins: [followText] };
+const PLAIN: Plugins = { remarkPlugins: [remarkGfm], rehypePlugins: [followText, markCitations] };
 const MOST_CHARACTERS = 60_000;
 const LARGE = 1_500;
 const MOST_MS = 300;
@@ -36,6 +37,7 @@ async function loadMaths(): Promise<Plugins> {
     remarkPlugins: [remarkGfm, [remarkMath, { singleDollarTextMath: false }]],
     rehypePlugins: [
       followText,
+      markCitations,
       [rehypeKatex, { output: "mathml", throwOnError: false, strict: false, maxSize: 20, maxExpand: 500 }],
     ],
   };

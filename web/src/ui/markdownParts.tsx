@@ -1,6 +1,7 @@
 import { ExternalLink } from "lucide-react";
 import { Children, isValidElement, type ReactNode } from "react";
 import type { Components } from "react-markdown";
+import { Citations } from "./Citation";
 import { CodeBlock } from "./CodeBlock";
 import { Diagram } from "./Diagram";
 import styles from "./Markdown.module.css";
@@ -31,6 +32,7 @@ export const COMPONENTS: Components = {
       <table dir={dir}>{children}</table>
     </section>
   ),
+  cite: ({ node }) => <Citations numbers={String(node?.properties.numbers)} />,
   input: ({ checked }) => <input type="checkbox" checked={checked ?? false} disabled aria-label="Done" />,
 };
 
