@@ -37,7 +37,7 @@ def draw_rows(random: Random) -> tuple[Rows, dict[str, Any]]:
         row: dict[str, Any] = {name: False for name in ("repr", "compare") if random.random() < 0.2}
         kind = random.choice(("plain", "default", "factory"))
         if kind == "default" or (has_default and kind == "plain"):
-            row["default"] = random.choice((7, "text", None, float("nan")))
+            row["default"] = random.choice((7, "text", None, 2.5))
         elif kind == "factory":
             row["default_factory"] = list
         has_default = has_default or "default" in row or "default_factory" in row
@@ -104,9 +104,7 @@ def test_random_classes_are_those_of_dataclass(seed: int) -> None:
                     assert message is not None
                     assert message.startswith(("FrozenInstanceError", "AttributeError"))
             for made_again in (copy.copy(one), copy.deepcopy(one)):
-                assert [getattr(made_again, name) for name in names] == [getattr(one, name) for name in names] or (
-                    "nan" in repr(one)
-                )
+                assert [getattr(made_again, name) for name in names] == [getattr(one, name) for name in names]
 
 
 def test_values_are_pickled_replaced_and_read_by_dataclasses() -> None:
@@ -123,6 +121,24 @@ def test_values_are_pickled_replaced_and_read_by_dataclasses() -> None:
     with pytest.raises(TypeError, match=r"Point\.__init__\(\) missing 1 required positional argument: 'x'"):
         Point()  # type: ignore[call-arg]
     assert not hasattr(point, "__dict__")
+
+
+def test_a_field_may_have_any_name_and_a_value_equals_itself() -> None:
+    @frozen
+    class Named:
+        """Fields with the names that the making of a class might need itself."""
+
+        set: float = float("nan")  # data classes of Python 3.13 compare it alone, so that it equals nothing
+        unset: int = 2
+        make_rows: int = 3
+        rows: list[int] = field(default_factory=list, hash=False)
+        default_rows: int = 4
+
+    assert dataclasses.astuple(Named(1.5)) == (1.5, 2, 3, [], 4)
+    assert Named(1.5, rows=[5]).rows == [5]
+    assert Named() == Named()
+    assert hash(Named()) == hash(Named())
+    assert Named() != Named(rows=[5])
 
 
 def test_a_class_keeps_its_own_methods_and_inherits_fields() -> None:

@@ -69,7 +69,8 @@ def _compile_init(cls: Any) -> Callable[..., None]:
             scope[f"__make_{name}"], default = one.default_factory, "__unset"
             value = f"__make_{name}() if {name} is __unset else {name}" if one.init else f"__make_{name}()"
         elif one.default is not MISSING:
-            scope[f"__{name}"], default = one.default, f"__{name}"
+            # Under a name that is no other's, whatever the field is called.
+            scope[f"__default_{name}"], default = one.default, f"__default_{name}"
             value = name if one.init else default
         elif one.init:
             default = ""
@@ -106,7 +107,10 @@ def _read_all(names: list[str]) -> Callable[[object], tuple[object, ...]]:
     """Return a function that reads attributes as a tuple; in tuples, a value equals itself, also one that is NaN."""
     if len(names) > 1:
         return attrgetter(*names)
-    return lambda value: tuple(getattr(value, name) for name in names)
+    if names:
+        read = attrgetter(*names)
+        return lambda value: (read(value),)
+    return lambda _value: ()
 
 
 def _refuse_change(_self: object, name: str, _value: object) -> None:
