@@ -9,12 +9,12 @@ import { useFolders } from "../lookup/useFolders";
 import { Button } from "../ui/Button";
 import { Drawer } from "../ui/Drawer";
 import { Empty, Notice } from "../ui/Notice";
-import { countUsed, sendMessage } from "./answering";
+import { countUsed, runs, sendMessage } from "./answering";
 import styles from "./ChatView.module.css";
 import { Composer } from "./Composer";
 import { ConversationHeader } from "./ConversationHeader";
 import { ConversationList } from "./ConversationList";
-import { conversations, openLibrary, storageProblem } from "./library";
+import { conversations, openLibrary, storageProblem, treeOf } from "./library";
 import { SettingsPanel } from "./SettingsPanel";
 import { Thread } from "./Thread";
 import { type Attached, type Conversation, NOTHING_ATTACHED } from "./types";
@@ -101,7 +101,8 @@ function OpenConversation({ conversation, panels }: { conversation: Conversation
   const folders = useFolders(id);
   const files = useDroppedFiles(sight, folders.attach);
   const send = (text: string, attached: Attached, passages?: readonly Passage[]) => {
-    sendMessage(id, thread?.tree.leaf ?? null, text, attached, passages);
+    // As it is now: while the question was looked up, messages may have been deleted.
+    sendMessage(id, treeOf(id).get()?.leaf ?? null, text, attached, passages);
     files.clear(attached);
     go("chat", id);
   };
@@ -112,8 +113,10 @@ function OpenConversation({ conversation, panels }: { conversation: Conversation
       return true;
     }
     return folders.find(text, conversation.settings.model, countUsed(path)).then((found) => {
-      if (found !== null) send(text, attached, found.passages);
-      return found !== null;
+      const leaf = treeOf(id).get()?.leaf;
+      if (found === null || (leaf && runs.get().has(leaf))) return false; // an answer began meanwhile
+      send(text, attached, found.passages);
+      return true;
     });
   };
   return (
@@ -134,7 +137,11 @@ function OpenConversation({ conversation, panels }: { conversation: Conversation
         )}
         {thread && path.length === 0 ? (
           <div className={styles.start}>
-            <Welcome model={conversation.settings.model} onAsk={(text) => void ask(text, NOTHING_ATTACHED)} />
+            <Welcome
+              model={conversation.settings.model}
+              isBusy={folders.attaching !== null || folders.isLooking}
+              onAsk={(text) => void ask(text, NOTHING_ATTACHED)}
+            />
           </div>
         ) : (
           thread && <Thread tree={thread.tree} path={path} conversation={conversation} />

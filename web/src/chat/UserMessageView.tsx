@@ -9,7 +9,7 @@ import { branchMessage, countUsed } from "./answering";
 import { FileChips } from "./Composer";
 import { EditBox } from "./EditBox";
 import { editing as editWanted } from "./editing";
-import { findConversation } from "./library";
+import { findConversation, treeOf } from "./library";
 import { MessageActions } from "./MessageActions";
 import { Pictures } from "./Pictures";
 import { listPath, type Tree } from "./tree";
@@ -36,7 +36,12 @@ export function UserMessageView({ message, tree }: { message: UserMessage; tree:
     const own = new AbortController();
     lookup.current = own;
     const found = await findPassages(conversation, text, model, used, own.signal);
-    if (!own.signal.aborted) branchMessage(message, text, found);
+    own.signal.throwIfAborted();
+    // It may have been deleted meanwhile: the new version would stand behind a message that is not there.
+    const now = treeOf(conversation).get();
+    if (!findConversation(conversation) || (parent !== null && !now?.messages.has(parent)))
+      throw new Error("The message before this one is gone.");
+    branchMessage(message, text, found);
   };
   const isLong = message.content.length > LONG;
   if (editing)

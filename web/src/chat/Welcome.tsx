@@ -19,8 +19,15 @@ function Problem({ error }: { error: Error }) {
   );
 }
 
+interface Props {
+  model: string;
+  /** Whether a folder is not ready, or a question is looked up already. */
+  isBusy: boolean;
+  onAsk: (text: string) => void;
+}
+
 /** An empty conversation: what this is, and questions that a click asks. */
-export function Welcome({ model, onAsk }: { model: string; onAsk: (text: string) => void }) {
+export function Welcome({ model, isBusy, onAsk }: Props) {
   const models = useModels();
   const usual = useServerInfo().data?.default_model ?? "";
   const name = model || usual;
@@ -58,7 +65,7 @@ export function Welcome({ model, onAsk }: { model: string; onAsk: (text: string)
       <ul className={styles.questions} aria-label="Questions to begin with">
         {listQuestions(name).map((question) => (
           <li key={question}>
-            <Button className={styles.question ?? ""} onClick={() => onAsk(question)}>
+            <Button className={styles.question ?? ""} disabled={isBusy} onClick={() => onAsk(question)}>
               {question}
             </Button>
           </li>

@@ -2,7 +2,7 @@ import { makeId } from "../lib/id";
 import { savedStore } from "../lib/saved";
 import { createStore, type Store } from "../lib/store";
 import { tell } from "../lib/toasts";
-import { forgetFolders, refreshFolders } from "../lookup/folders";
+import { forgetFolders, leaveFolders, refreshFolders } from "../lookup/folders";
 import { forgetOrphanFolders } from "../lookup/storage";
 import { takeLeft } from "./left";
 import * as storage from "./storage";
@@ -237,6 +237,7 @@ function sortIn(changed: readonly Conversation[]): void {
 
 function takeRemoved(id: string): void {
   trees.delete(id);
+  leaveFolders(id);
   conversations.set((conversations.get() ?? []).filter((one) => one.id !== id));
 }
 

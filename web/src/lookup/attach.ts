@@ -68,16 +68,24 @@ export async function attach(conversation: string, name: string, list: () => Pro
 export async function recompute(folder: Folder): Promise<void> {
   await follow(folder.conversation, folder.name, async (note, signal) => {
     say(folder.conversation, []);
-    await makeVectors(folder, await readPassages(folder), note, signal);
+    await makeVectors(folder, await readAll(folder), note, signal);
     const reason = findFolder(folder)?.reason;
     if (reason) say(folder.conversation, [reason]);
   });
 }
 
-function findFolder({ conversation, name }: Folder): Folder | undefined {
+/** A folder as it is now; none if it was removed, or if another tab put another one of its name in its place. */
+function findFolder({ conversation, name, added }: Folder): Folder | undefined {
   return foldersOf(conversation)
     .get()
-    ?.find((one) => one.name === name);
+    ?.find((one) => one.name === name && one.added === added);
+}
+
+/** The passages of a folder, which always has some: without them it would be kept, or looked up, as an empty one. */
+async function readAll(folder: Folder): Promise<Passage[]> {
+  const passages = await readPassages(folder);
+  if (passages.length === 0) throw new Error(`This browser does not give the passages of “${folder.name}”.`);
+  return passages;
 }
 
 /** Show what is under way, with a way to stop it. */
@@ -125,6 +133,7 @@ async function readFiles(found: readonly Found[], note: Note, signal: AbortSigna
     passages.push(...cut);
     files++;
   }
+  signal.throwIfAborted(); // a stop while the last file was read
   return { passages, files, left: describeLeftOut(left) };
 }
 
@@ -227,7 +236,7 @@ function findBest(scores: Float32Array): number {
 async function readGroup(group: readonly Folder[], model: Embedder | null, signal: AbortSignal) {
   const key = JSON.stringify(group.map(({ conversation, name, added }) => [conversation, name, added, model?.digest]));
   if (lastRead?.key === key) return lastRead;
-  const passages = (await Promise.all(group.map(readPassages))).flat();
+  const passages = (await Promise.all(group.map(readAll))).flat();
   const texts = passages.map(({ text }) => text);
   const byText = model ? await fillVectors(model, texts, () => undefined, signal) : new Map<string, Float32Array>();
   const vectors = model ? texts.map((text) => byText.get(text) ?? new Float32Array()) : [];

@@ -84,11 +84,16 @@ export async function removeFolder({ conversation, name }: Folder): Promise<void
   sweepLater();
 }
 
+/** A conversation is gone: what goes on for it ends, and finds no folder any more that it could keep. */
+export function leaveFolders(conversation: string): void {
+  shown.delete(conversation);
+  attaching.get().get(conversation)?.stop();
+}
+
 /** Forget the folders of a conversation; what is answered brings them back. */
 export async function forgetFolders(conversation: string): Promise<() => Promise<void>> {
-  attaching.get().get(conversation)?.stop();
+  leaveFolders(conversation);
   const removed = await takeFolders(conversation);
-  shown.delete(conversation);
   if (removed.length > 0) sweepLater();
   return async () => {
     for (const whole of removed) await putFolder(whole);

@@ -7,7 +7,7 @@ let models: { name: string; pooling: number | null; digest: string }[] = [];
 let embedded: { kind: string; texts: string[]; model: string }[] = [];
 let isAway = false;
 /** Called before each answer with vectors. */
-let onEmbed = () => {};
+let onEmbed: () => void | Promise<void> = () => {};
 
 /** A server whose vectors count letters. */
 function answer(path: string, init: RequestInit): unknown {
@@ -23,7 +23,6 @@ function answer(path: string, init: RequestInit): unknown {
     };
   }
   if (path !== "/v1/embeddings") throw new Error(path);
-  onEmbed();
   embedded.push({ kind: body.input_type, texts: body.input, model: body.model });
   return { data: (body.input as string[]).map((text, index) => ({ index, embedding: countLetters(text) })) };
 }
@@ -44,6 +43,7 @@ beforeEach(async () => {
   vi.stubGlobal("fetch", async (path: string, init: RequestInit) => {
     init.signal?.throwIfAborted();
     if (isAway) throw new TypeError("away");
+    if (path === "/v1/embeddings") await onEmbed();
     return new Response(JSON.stringify(answer(path, init)));
   });
 });
@@ -135,6 +135,62 @@ describe("a folder", () => {
     expect(folders.foldersOf(id).get()).toEqual([]);
     expect(folders.notices.get().get(id)?.[0]).toBe("“notes” has no text that can be looked up.");
     expect(library.draft.get().id).toBe(id);
+  });
+
+  it("is not attached when it is cancelled while its last file is read", async () => {
+    const { id, folders } = await openTab({ "a.png": "x" });
+    const file = new File(["Cats purr."], "cat.md");
+    const read = file.arrayBuffer.bind(file);
+    file.arrayBuffer = () => {
+      folders.attaching.get().get(id)?.stop();
+      return read();
+    };
+    await folders.attachFolder(id, "one", async () => [{ path: "one/cat.md", file }]);
+    expect(folders.foldersOf(id).get()).toEqual([]);
+  });
+
+  it("is neither finished nor kept once another tab has deleted its conversation", async () => {
+    const { id, folders, storage } = await openTab(NOTES);
+    models.push({ name: "seeker", pooling: 1, digest: "s" });
+    const other = new BroadcastChannel("mlxr.chat");
+    onEmbed = async () => {
+      await storage.takeFolders(id);
+      other.postMessage({ kind: "removed", conversation: id });
+      await vi.waitFor(() => expect(folders.foldersOf(id).get()).toEqual([]));
+    };
+    const [folder] = folders.foldersOf(id).get() ?? [];
+    if (folder) await folders.computeVectors(folder);
+    other.close();
+    expect(await storage.listFolders(id)).toEqual([]);
+  });
+
+  it("that another tab put another one in the place of stays that one", async () => {
+    const { id, folders, storage } = await openTab(NOTES);
+    models.push({ name: "seeker", pooling: 1, digest: "s" });
+    const [folder] = folders.foldersOf(id).get() ?? [];
+    if (!folder) throw new Error("no folder");
+    const passages = [{ path: "notes/new.md", line: 1, text: "New" }];
+    onEmbed = async () => {
+      await storage.keepFolder({ folder: { ...folder, added: folder.added + 1, passages: 1 }, passages });
+      await folders.refreshFolders(id);
+    };
+    await folders.computeVectors(folder);
+    expect(await storage.readPassages(folder)).toEqual(passages);
+  });
+
+  it("whose passages cannot be read is neither looked up nor kept as an empty one", async () => {
+    const { id, folders, storage, find } = await openTab(NOTES);
+    const [folder] = folders.foldersOf(id).get() ?? [];
+    if (!folder) throw new Error("no folder");
+    const get = vi.spyOn(IDBObjectStore.prototype, "get").mockImplementation(() => {
+      throw new DOMException("The disk is away", "UnknownError");
+    });
+    await expect(find("barks")).rejects.toThrow("This browser does not give the passages of “notes”.");
+    await folders.computeVectors(folder);
+    expect(folders.notices.get().get(id)?.at(-1)).toContain("does not give the passages");
+    get.mockRestore();
+    expect(await storage.readPassages(folder)).toHaveLength(2);
+    expect(await find("barks")).toHaveLength(1);
   });
 
   it("goes with its conversation, and comes back with it", async () => {

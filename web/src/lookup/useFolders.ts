@@ -22,6 +22,7 @@ export function useFolders(conversation: string) {
     model: string,
     used: number,
   ): Promise<{ passages: Passage[] | undefined } | null> => {
+    controller.current?.abort(); // one question at a time
     const own = new AbortController();
     controller.current = own;
     setProblem(null);
@@ -35,7 +36,7 @@ export function useFolders(conversation: string) {
       if (!own.signal.aborted) setProblem(`Your question was not sent: ${describeError(error)}`);
       return null;
     } finally {
-      setIsLooking(false);
+      if (controller.current === own) setIsLooking(false);
     }
   };
   return {
