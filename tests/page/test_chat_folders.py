@@ -14,6 +14,7 @@ from chatting import (
     answers,
     ask,
     composer,
+    endless_answers,
     questions,
     send,
     set_up,
@@ -23,7 +24,7 @@ from chatting import (
 from encoder_folder import make_encoder_folder
 from made_documents import make_pdf
 from page_server import PageServer
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from conftest import OpenTab
 
@@ -234,6 +235,63 @@ def test_vectors_can_be_stopped_and_computed_later(seeking: PageServer, tab: Ope
     page.get_by_role("button", name="About the lookup in many").click()
     page.get_by_role("button", name="Compute the vectors", exact=True).click()
     expect(chips(page)).to_contain_text("by vectors")
+
+
+def test_a_question_is_sent_behind_what_is_there_once_it_was_looked_up(
+    seeking: PageServer, tab: OpenTab, notes: Path
+) -> None:
+    page = tab(seeking).page
+    with seeking.client() as client:
+        client.post("/v1/admin/models/import", json={"path": str(seeking.folder / "seeker"), "replace": True})
+    set_up(page, Max_tokens="3")
+    holding: list[Route] = []
+    page.route("**/v1/embeddings", lambda route: holding.append(route))
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Attach a folder").click()
+    chooser.value.set_files(notes)
+    offered = page.get_by_role("list", name="Questions to begin with").get_by_role("button")
+    expect(page.get_by_role("progressbar", name="Vectors that are computed")).to_be_visible()
+    expect(offered.first).to_be_disabled()
+    release(page, holding)
+    expect(chips(page)).to_contain_text("by vectors")
+    offered.first.click()
+    expect(offered.first).to_be_disabled()
+    release(page, holding)
+    expect(questions(page)).to_have_count(1)
+    wait_for_answer(page)
+    page.unroute_all()
+    ask(page, "And the second?")
+
+    page.route("**/v1/embeddings", lambda route: holding.append(route))
+    send(page, "What is left?")
+    expect(page.get_by_role("button", name="Stop the lookup")).to_be_visible()
+    questions(page).last.get_by_role("button", name="Delete").click()
+    expect(questions(page)).to_have_count(1)
+    with page.expect_request(COMPLETIONS) as asking:
+        release(page, holding)
+    sent = read_sent(asking.value)["messages"]
+    assert [message["role"] for message in sent] == ["user", "assistant", "user"]
+    wait_for_answer(page)
+
+    send(page, "Not now")
+    expect(page.get_by_role("button", name="Stop the lookup")).to_be_visible()
+    with endless_answers(page):
+        set_up(page, Max_tokens="2000")
+        answers(page).last.get_by_role("button", name="Regenerate").click()
+        expect(page.get_by_role("button", name="Stop the answer")).to_be_visible()
+        release(page, holding)
+        expect(page.get_by_text("Looks the question up…")).to_have_count(0)
+    expect(composer(page)).to_have_value("Not now")
+    expect(questions(page)).to_have_count(2)
+    page.get_by_role("button", name="Stop the answer").click()
+    wait_for_answer(page)
+
+
+def release(page: Page, holding: list[Route]) -> None:
+    """Let a request for vectors that is held go on, once there is one."""
+    while not holding:
+        page.wait_for_timeout(20)
+    holding.pop().continue_()
 
 
 @pytest.mark.skipif(IS_FIREFOX, reason="its driver drops nothing from the system")
