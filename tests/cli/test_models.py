@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 from encoder_folder import make_encoder_folder
+from model_folder import write_with
 
 from mlxr import LLM
 from mlxr.cli.main import main
 from mlxr.core.types import SamplingParams
 from mlxr.loading import ASSETS
+from mlxr.model_files.files import GGUF_POOLINGS
 from mlxr.service.requests import ChatRequest
 
 sys.path.append(str(Path(__file__).parents[1] / "registry"))
@@ -94,13 +96,17 @@ def test_ones_own_model_answers_before_the_demo(mlxr: Run, own_file: Path, tmp_p
 
     mlxr("import", make_encoder_folder(tmp_path / "texts", "bert"), "vectors")
     assert json.loads(mlxr("show", "vectors", "--json"))["record"]["capabilities"] == ["embedding"]
-    assert ask("Hi") == "demo"  # an encoder writes nothing
+    seeker = write_with(DRAFT, tmp_path / "seeker.gguf", llama__pooling_type=GGUF_POOLINGS.index("last"))
+    mlxr("import", seeker, "seeker")
+    assert json.loads(mlxr("show", "seeker", "--json"))["record"]["capabilities"] == ["embedding"]
+    mlxr("embed", "seeker", "Hi")
+    assert ask("Hi") == "demo"  # an encoder writes nothing, and what is made for vectors writes badly
     mlxr("import", own_file, "first")
     assert ask("Hi") == "first"
     mlxr("cp", "first", "second")
     assert ask("Hi") == "first"  # it was used last
     assert (ask("second", "Hi"), ask("Hi")) == ("second", "second")
-    mlxr("rm", "second", "first", "vectors")
+    mlxr("rm", "second", "first", "vectors", "seeker")
     assert ask("Hi") == "demo"
 
 

@@ -58,6 +58,12 @@ def test_all_routes_follow_the_file(make_server: MakeServer, tmp_path: Path) -> 
             plain = client.post(route, json={"model": "demo", **make_body(TEXT)})
             assert plain.headers["x-mlxr-pooling"].startswith("mean; the files of this model state none")
         check_cut(client)
+        listed = {one["name"]: one["capabilities"] for one in client.get("/api/ps").json()["models"]}
+        assert {name: "completion" in found for name, found in listed.items()} == {
+            "demo:latest": True,
+            "last:latest": False,
+            "rank:latest": False,
+        }
 
 
 def check_cut(client: httpx.Client) -> None:

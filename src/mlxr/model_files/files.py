@@ -161,6 +161,11 @@ def read_gguf_pooling(metadata: Mapping[str, object]) -> str | None:
     return f"{GGUF_KEY} {value!r:.40}"
 
 
+def is_for_text(config: Model, pooling: str | None) -> bool:
+    """True if a model is made to write text: no encoder, and none whose files state how it makes vectors or ranks."""
+    return config.has_output and pooling not in GGUF_POOLINGS[1:]
+
+
 def read_folder_pooling(folder: Path) -> str | None:
     """Return the pooling that a folder states, as for a GGUF file. Raises FormatError for files that are no JSON."""
     place, others = _read_modules(folder)

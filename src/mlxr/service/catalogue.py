@@ -22,9 +22,11 @@ from mlxr.loading import (
     NAMED_MODELS,
     find_model,
     find_tower,
+    is_for_text,
     list_files,
     name_quantization,
     open_source,
+    read_gguf_pooling,
     takes_pictures,
 )
 from mlxr.registry import ModelFacts, Registry
@@ -71,7 +73,8 @@ def recommend(path: Path) -> Mapping[str, object]:
 
 def choose_default(registry: Registry, settings: Settings) -> DefaultModel:
     """Choose the default model: the setting `default_model`, else the model in the catalogue that was used last, or
-    was added last if none was ever used, else the demo. Encoders, which write nothing, are left out.
+    was added last if none was ever used, else the demo. Models that are made for vectors are left out: a lookup in a
+    folder uses one before each answer.
     """
     if settings.default_model is not None:
         return DefaultModel(settings.default_model, "it is set", is_set=True)
@@ -119,7 +122,7 @@ def inspect_model(path: Path, tower: Path | None = None, /) -> ModelFacts:
             template=template_text,
             capabilities=find_capabilities(
                 template_text,
-                writes=source.config.has_output,
+                writes=is_for_text(source.config, read_gguf_pooling(source.metadata)),
                 sees=seen_by is not None,
                 hears=seen_by is not None and seen_by.ear is not None,
             ),
@@ -170,7 +173,7 @@ def find_capabilities(
 ) -> frozenset[str]:
     """Return the capabilities of a model: of "completion", "embedding", "tools", "thinking", "vision" and "audio".
 
-    An encoder, which does not write, makes vectors only. Every model that can chat can be told of tools; a model thinks
+    A model that is not made to write makes vectors only. Every model that can chat can be told of tools; a model thinks
     if its template has tags around thoughts.
     """
     if not writes:

@@ -30,7 +30,7 @@ from mlxr.engine.pictures import Pictures
 from mlxr.engine.request import EngineRequest
 from mlxr.engine.runner import Floats
 from mlxr.engine.speculative.planner import HOST_DEVICES
-from mlxr.loading import Adapter, GGUFFile, LoadedModel, Model, Progress
+from mlxr.loading import Adapter, GGUFFile, LoadedModel, Model, Progress, is_for_text
 from mlxr.registry import AdapterRecord
 from mlxr.service.adapters import SessionAdapters
 from mlxr.service.chat import SpecialGuard
@@ -219,7 +219,8 @@ class Session:
     @property
     def capabilities(self) -> frozenset[str]:
         """The model's capabilities, of "completion", "tools", "thinking", "vision", "audio" and "embedding"."""
-        return self._preparation.capabilities if self.config.has_output else frozenset({"embedding"})
+        writes = is_for_text(self.config, self.loaded.pooling)
+        return self._preparation.capabilities if writes else frozenset({"embedding"})
 
     @property
     def deaf(self) -> str:
