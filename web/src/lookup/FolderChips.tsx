@@ -86,6 +86,15 @@ function Chip({ folder, isBusy }: { folder: Folder; isBusy: boolean }) {
 }
 
 function Progress({ name, step, done, total, stop }: Attaching) {
+  if (step === "waits")
+    return (
+      <div className={styles.progress}>
+        <p role="status">“{name}” waits until another folder is done</p>
+        <Button small onClick={stop}>
+          Cancel
+        </Button>
+      </div>
+    );
   const what = step === "reads" ? "Files that are read" : "Vectors that are computed";
   return (
     <div className={styles.progress}>

@@ -5,7 +5,7 @@ import { draft, findConversation, saveConversation } from "../chat/library";
 import { findContext } from "../chat/useContextLength";
 import { go, parseRoute } from "../lib/route";
 import { embed, isThere, listEmbedders } from "./embed";
-import { type Attaching, attaching, foldersOf, putFolder, say } from "./folders";
+import { type Attaching, foldersOf, putFolder, say, showWork } from "./folders";
 import { chooseFiles, decodeText, describeLeftOut, type Found, isPdfPath, leaveOut, MOST_PASSAGES } from "./gather";
 import { cutPassages, type Passage } from "./passages";
 import { boundTokens, fuse, rank, scoreVectors, takeBest } from "./ranking";
@@ -45,8 +45,13 @@ async function keepDraft(id: string, title: string): Promise<void> {
 }
 
 /** Read a folder into a conversation, and compute its vectors. What goes wrong, or is left out, is told. */
-export async function attach(conversation: string, name: string, list: () => Promise<readonly Found[]>): Promise<void> {
-  await follow(conversation, name, async (note, signal) => {
+export async function attach(
+  conversation: string,
+  name: string,
+  list: () => Promise<readonly Found[]>,
+  controller: AbortController,
+): Promise<void> {
+  await follow(conversation, name, controller, async (note, signal) => {
     const { passages, files, left } = await readFiles(await list(), note, signal);
     if (passages.length === 0) {
       say(conversation, [`“${name}” has no text that can be looked up.`, ...left]);
@@ -65,8 +70,8 @@ export async function attach(conversation: string, name: string, list: () => Pro
 }
 
 /** Compute the vectors of a folder that is there already. */
-export async function recompute(folder: Folder): Promise<void> {
-  await follow(folder.conversation, folder.name, async (note, signal) => {
+export async function recompute(folder: Folder, controller: AbortController): Promise<void> {
+  await follow(folder.conversation, folder.name, controller, async (note, signal) => {
     say(folder.conversation, []);
     await makeVectors(folder, await readAll(folder), note, signal);
     const reason = findFolder(folder)?.reason;
@@ -92,23 +97,18 @@ async function readAll(folder: Folder): Promise<Passage[]> {
 async function follow(
   conversation: string,
   name: string,
+  controller: AbortController,
   work: (note: Note, signal: AbortSignal) => Promise<void>,
 ): Promise<void> {
-  const controller = new AbortController();
-  const show = (state: Attaching | null) => {
-    const next = new Map(attaching.get());
-    if (state) next.set(conversation, state);
-    else next.delete(conversation);
-    attaching.set(next);
-  };
-  const note: Note = (step, done, total) => show({ name, step, done, total, stop: () => controller.abort() });
+  const note: Note = (step, done, total) =>
+    showWork(conversation, { name, step, done, total, stop: () => controller.abort() });
   note("reads", 0, 0);
   try {
     await work(note, controller.signal);
   } catch (error) {
     if (!controller.signal.aborted) say(conversation, [`“${name}” could not be attached: ${describeError(error)}`]);
   } finally {
-    show(null);
+    showWork(conversation, null);
   }
 }
 

@@ -5,10 +5,10 @@ import type { Found } from "./gather";
 import type { Passage } from "./passages";
 import { type Folder, keepFolder, listFolders, sweepVectors, takeFolders, type WholeFolder } from "./storage";
 
-/** A folder that is being read, or whose vectors are being computed. */
+/** A folder that waits for another one, is being read, or whose vectors are being computed. */
 export interface Attaching {
   name: string;
-  step: "reads" | "computes";
+  step: "waits" | "reads" | "computes";
   done: number;
   total: number;
   stop(): void;
@@ -25,6 +25,8 @@ const SWEEP_MS = 15_000;
 
 const shown = new Map<string, Store<readonly Folder[] | null>>();
 let last: Promise<void> = Promise.resolve();
+/** The folders whose turn has not come, in the order in which they were attached. */
+let waiting: { conversation: string; state: Attaching }[] = [];
 
 /** The folders of a conversation; null until they are read. */
 export function foldersOf(conversation: string): Store<readonly Folder[] | null> {
@@ -55,14 +57,52 @@ async function announce(conversation: string): Promise<void> {
 
 /** Read a folder, one after the other; what goes wrong is told in `notices`. */
 export function attachFolder(conversation: string, name: string, list: () => Promise<readonly Found[]>): Promise<void> {
-  last = last.then(async () => (await loadAttach(conversation))?.attach(conversation, name, list));
-  return last;
+  return inTurn(conversation, name, (loaded, controller) => loaded.attach(conversation, name, list, controller));
 }
 
 /** Compute the vectors of a folder that is looked up by its words, or whose model is gone. */
 export function computeVectors(folder: Folder): Promise<void> {
-  last = last.then(async () => (await loadAttach(folder.conversation))?.recompute(folder));
+  return inTurn(folder.conversation, folder.name, (loaded, controller) => loaded.recompute(folder, controller));
+}
+
+type Loaded = NonNullable<Awaited<ReturnType<typeof loadAttach>>>;
+
+/** Do some work once all that was asked for before is done, in whatever conversation. */
+function inTurn(
+  conversation: string,
+  name: string,
+  work: (loaded: Loaded, controller: AbortController) => Promise<void>,
+): Promise<void> {
+  const controller = new AbortController();
+  const stop = () => {
+    controller.abort();
+    end();
+  };
+  const step: Attaching["step"] = waiting.length + attaching.get().size > 0 ? "waits" : "reads";
+  const one = { conversation, state: { name, step, done: 0, total: 0, stop } };
+  const end = () => {
+    waiting = waiting.filter((other) => other !== one);
+    if (attaching.get().get(conversation) === one.state) showWork(conversation, null);
+  };
+  waiting.push(one);
+  if (!attaching.get().has(conversation)) showWork(conversation, one.state);
+  last = last.then(async () => {
+    const loaded = controller.signal.aborted ? null : await loadAttach(conversation);
+    const isWanted = loaded !== null && !controller.signal.aborted;
+    waiting = waiting.filter((other) => other !== one);
+    if (isWanted) await work(loaded, controller);
+    else end();
+  });
   return last;
+}
+
+/** Show what goes on for a conversation; where that has ended, what waits. */
+export function showWork(conversation: string, state: Attaching | null): void {
+  const next = new Map(attaching.get());
+  const shown = state ?? waiting.find((one) => one.conversation === conversation)?.state;
+  if (shown) next.set(conversation, shown);
+  else next.delete(conversation);
+  attaching.set(next);
 }
 
 async function loadAttach(conversation: string) {
@@ -87,6 +127,7 @@ export async function removeFolder({ conversation, name }: Folder): Promise<void
 /** A conversation is gone: what goes on for it ends, and finds no folder any more that it could keep. */
 export function leaveFolders(conversation: string): void {
   shown.delete(conversation);
+  for (const one of waiting.filter((other) => other.conversation === conversation)) one.state.stop();
   attaching.get().get(conversation)?.stop();
 }
 

@@ -149,6 +149,39 @@ describe("a folder", () => {
     expect(folders.foldersOf(id).get()).toEqual([]);
   });
 
+  it("waits for those before it, in whatever conversation, and can be cancelled meanwhile", async () => {
+    const { folders, library, id } = await openTab(NOTES);
+    models.push({ name: "seeker", pooling: 1, digest: "s" });
+    let release = () => {};
+    onEmbed = () => new Promise((resolve) => (release = resolve));
+    const [folder] = folders.foldersOf(id).get() ?? [];
+    if (!folder) throw new Error("no folder");
+    const first = folders.computeVectors(folder);
+    await vi.waitFor(() => expect(folders.attaching.get().get(id)?.step).toBe("computes"));
+    const other = library.draft.get().id;
+    folders.foldersOf(other);
+    const list = async () => [{ path: "b.md", file: new File(["Birds sing."], "b.md") }];
+    const second = folders.attachFolder(other, "cancelled", list);
+    const third = folders.attachFolder(other, "b.md", list);
+    const step = () => folders.attaching.get().get(other);
+    expect(step()).toMatchObject({ name: "cancelled", step: "waits" });
+    step()?.stop();
+    expect(step()).toMatchObject({ name: "b.md", step: "waits" });
+    onEmbed = () => {};
+    await vi.waitFor(() => {
+      release();
+      expect(folders.attaching.get().has(id)).toBe(false);
+    });
+    await Promise.all([first, second, third]);
+    expect(folders.attaching.get().size).toBe(0);
+    expect(
+      folders
+        .foldersOf(other)
+        .get()
+        ?.map(({ name }) => name),
+    ).toEqual(["b.md"]);
+  });
+
   it("is neither finished nor kept once another tab has deleted its conversation", async () => {
     const { id, folders, storage } = await openTab(NOTES);
     models.push({ name: "seeker", pooling: 1, digest: "s" });
