@@ -1,4 +1,5 @@
-import { type DBSchema, type IDBPDatabase, type IDBPObjectStore, openDB, type StoreNames } from "idb";
+import type { DBSchema, IDBPObjectStore, StoreNames } from "idb";
+import { keepOpen } from "../lib/database";
 import type { Whole } from "./transfer";
 import type { Conversation, Message } from "./types";
 
@@ -34,28 +35,11 @@ function noteText({ id, conversation, content }: Message): void {
   texts?.set(id, { conversation, text: content.toLowerCase() });
 }
 
-let opened: Promise<IDBPDatabase<Schema>> | null = null;
-
 /** The browser's database of conversations. Each message is a record of its own, so that two tabs overwrite nothing. */
-function database(): Promise<IDBPDatabase<Schema>> {
-  opened ??= openDB<Schema>("mlxr", 1, {
-    upgrade(db) {
-      db.createObjectStore("conversations", { keyPath: "id" });
-      db.createObjectStore("messages", { keyPath: "id" }).createIndex("conversation", "conversation");
-    },
-    blocking() {
-      void opened?.then((db) => db.close());
-      opened = null;
-    },
-    terminated() {
-      opened = null;
-    },
-  });
-  opened.catch(() => {
-    opened = null;
-  });
-  return opened;
-}
+const database = keepOpen<Schema>("mlxr", (db) => {
+  db.createObjectStore("conversations", { keyPath: "id" });
+  db.createObjectStore("messages", { keyPath: "id" }).createIndex("conversation", "conversation");
+});
 
 /** Make writes, all or none, and ask for the commit at once: a page that is reloaded right after keeps what it showed. */
 async function write(make: (stores: Stores) => Promise<unknown>[]): Promise<void> {

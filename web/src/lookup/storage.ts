@@ -1,4 +1,5 @@
-import { type DBSchema, type IDBPDatabase, openDB } from "idb";
+import type { DBSchema, IDBPDatabase } from "idb";
+import { keepOpen } from "../lib/database";
 import type { Passage } from "./passages";
 
 /** A folder, or a single file, that the questions of a conversation are looked up in. */
@@ -42,29 +43,12 @@ const ORPHAN_MS = 60_000;
 const memory = { wholes: new Map<string, WholeFolder>(), vectors: new Map<string, Float32Array>() };
 const keyOf = (...parts: string[]) => JSON.stringify(parts);
 
-let opened: Promise<IDBPDatabase<Schema>> | null = null;
-
 /** A database beside that of the conversations, so that tabs with an older page can still use theirs. */
-function database(): Promise<IDBPDatabase<Schema>> {
-  opened ??= openDB<Schema>("mlxr.folders", 1, {
-    upgrade(db) {
-      db.createObjectStore("folders", { keyPath: ["conversation", "name"] });
-      db.createObjectStore("passages");
-      db.createObjectStore("vectors");
-    },
-    blocking() {
-      void opened?.then((db) => db.close());
-      opened = null;
-    },
-    terminated() {
-      opened = null;
-    },
-  });
-  opened.catch(() => {
-    opened = null;
-  });
-  return opened;
-}
+const database = keepOpen<Schema>("mlxr.folders", (db) => {
+  db.createObjectStore("folders", { keyPath: ["conversation", "name"] });
+  db.createObjectStore("passages");
+  db.createObjectStore("vectors");
+});
 
 /** The keys of a conversation's folders, or of a model's vectors. */
 function below(first: string): IDBKeyRange {
