@@ -141,5 +141,26 @@ def answer_with(page: Page, *deltas: dict[str, object]) -> None:
     page.route(COMPLETIONS, lambda route: route.fulfill(content_type="text/event-stream", body=_frames([*chunks, end])))
 
 
+def have_called(page: Page, question: str, name: str, *arguments: object) -> None:
+    """Make the model call a tool once for each of these arguments; what comes after that is its own."""
+    calls = [
+        {"index": at, "id": f"c{at}", "type": "function", "function": {"name": name, "arguments": json.dumps(each)}}
+        for at, each in enumerate(arguments)
+    ]
+    answer_with(page, {"tool_calls": calls})
+    with page.expect_response(COMPLETIONS):  # earlier calls of the tool are shown as well, so they say nothing
+        send(page, question)
+    page.unroute(COMPLETIONS)
+    expect(page.get_by_role("region", name=f"Call of {name}").last).to_be_visible()
+
+
+@contextmanager
+def next_answer(page: Page) -> Iterator[None]:
+    """Wait until what is done here has had the model asked, and its answer is complete."""
+    with page.expect_request(COMPLETIONS):
+        yield
+    wait_for_answer(page)
+
+
 def _frames(chunks: Iterable[object]) -> str:
     return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"

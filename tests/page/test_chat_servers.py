@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Iterator
@@ -11,7 +10,17 @@ from pathlib import Path
 import pytest
 import tool_server
 from browsing import Visit, read_sent
-from chatting import COMPLETIONS, answer_with, open_settings, questions, send, set_up, start_chat, wait_for_answer
+from chatting import (
+    COMPLETIONS,
+    have_called,
+    next_answer,
+    open_settings,
+    questions,
+    send,
+    set_up,
+    start_chat,
+    wait_for_answer,
+)
 from made_documents import make_pdf
 from page_server import PageServer
 from playwright.sync_api import Browser, Page, expect
@@ -48,12 +57,7 @@ def _connect(page: Page, choice: re.Pattern[str] | str, *, key: str = "") -> Non
 
 
 def _have_called(page: Page, name: str, a: int) -> None:
-    """Make the model call a tool; what comes after that is its own."""
-    function = {"name": name, "arguments": json.dumps({"a": a, "b": 1})}
-    answer_with(page, {"tool_calls": [{"index": 0, "id": f"c{a}", "type": "function", "function": function}]})
-    send(page, f"Add 1 to {a}")
-    expect(page.get_by_role("region", name=f"Call of {name}").last).to_be_visible()
-    page.unroute(COMPLETIONS)
+    have_called(page, f"Add 1 to {a}", name, {"a": a, "b": 1})
 
 
 def test_the_model_calls_tools_of_mcp_servers_once_they_are_confirmed(page: Page) -> None:
@@ -73,15 +77,15 @@ def test_the_model_calls_tools_of_mcp_servers_once_they_are_confirmed(page: Page
     wait_for_answer(page)
     other = sent["tools"][1]["function"]["name"]
     _have_called(page, other, 6)
-    page.get_by_role("button", name="Always run in this chat").click()
+    with next_answer(page):
+        page.get_by_role("button", name="Always run in this chat").click()
     expect(page.get_by_role("article", name=f"Result of {other}")).to_contain_text("7")
-    wait_for_answer(page)
     expect(page.get_by_label(re.compile("^Call 127.*without asking me"))).to_be_checked()
     expect(page.get_by_label("Call tools without asking me")).not_to_be_checked()
     _have_called(page, "add", 8)
-    page.get_by_role("button", name="Decline").click()
+    with next_answer(page):
+        page.get_by_role("button", name="Decline").click()
     expect(page.get_by_role("article", name="Result of add").last).to_contain_text("declined")
-    wait_for_answer(page)
 
 
 def test_a_pdf_becomes_text_of_the_message(page: Page) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from collections.abc import Iterator
@@ -10,7 +9,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from browsing import Visit, read_sent
-from chatting import COMPLETIONS, answer_with, answers, ask, open_settings, send, set_up, wait_for_answer
+from chatting import (
+    COMPLETIONS,
+    answer_with,
+    answers,
+    ask,
+    have_called,
+    next_answer,
+    open_settings,
+    set_up,
+    wait_for_answer,
+)
 from page_server import PageServer
 from playwright.sync_api import Frame, Locator, Page, expect
 
@@ -122,15 +131,7 @@ def test_hostile_diagrams_do_nothing_and_the_sandbox_is_shut(visit: Visit, spy: 
 
 
 def _call(page: Page, *programs: str) -> None:
-    """Make the model call the tool once for each program; what comes after that is its own."""
-    calls = [
-        {"index": at, "id": f"c{at}", "type": "function", "function": {"name": "run_javascript", "arguments": text}}
-        for at, text in enumerate(json.dumps({"code": program}) for program in programs)
-    ]
-    answer_with(page, {"tool_calls": calls})
-    send(page, "Compute it")
-    expect(page.get_by_role("region", name="Call of run_javascript").last).to_be_visible()
-    page.unroute(COMPLETIONS)
+    have_called(page, "Compute it", "run_javascript", *({"code": program} for program in programs))
 
 
 def test_programs_of_the_model_run_in_the_sandbox_once_they_are_confirmed(visit: Visit, server: PageServer) -> None:
@@ -147,9 +148,9 @@ def test_programs_of_the_model_run_in_the_sandbox_once_they_are_confirmed(visit:
     wait_for_answer(page)
     expect(settings.get_by_label("Run JavaScript without asking me")).not_to_be_checked()
     _call(page, "1")
-    page.get_by_role("button", name="Decline").click()
+    with next_answer(page):
+        page.get_by_role("button", name="Decline").click()
     expect(page.get_by_role("article", name="Result of run_javascript").last).to_contain_text("declined")
-    wait_for_answer(page)
     settings.get_by_label("Run JavaScript without asking me").check()
     _call(
         page,
