@@ -49,6 +49,7 @@ from mlxr.model_files.files import (
     find_model,
     find_near,
     is_for_text,
+    is_mostly_quantized,
     list_files,
     name_in_errors,
     name_quantization,
@@ -162,6 +163,7 @@ class LoadedModel(Closes):
     fingerprint: bytes
     pooling: str | None = None
     text_rules: TextRules = field(default_factory=TextRules)
+    is_quantized: bool = False  # most of its weights
     draft: LoadedModel | None = None
     head: DraftHead | EagleHead | None = None
     group: Group | None = None
@@ -199,8 +201,8 @@ class LoadedModel(Closes):
 
     @property
     def kv_type(self) -> str:
-        """The type of numbers in pages on this model's device, unless a setting chooses another."""
-        return default_kv_type(self.ctx)
+        """The type of numbers in pages for this model on its device, unless a setting chooses another."""
+        return default_kv_type(self.ctx, is_causal=self.config.is_causal, is_quantized=self.is_quantized)
 
     @property
     def experts(self) -> ExpertsSummary | None:
@@ -324,6 +326,7 @@ def load(
         file=parts.file,
         fingerprint=fingerprint,
         pooling=parts.pooling,
+        is_quantized=is_mostly_quantized(parts.tensors),
         tower=seen_by,
         blind=blind,
         text_rules=parts.text_rules,

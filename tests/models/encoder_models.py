@@ -87,7 +87,7 @@ def build(ctx: Context, golden: Golden, way: str = "folder", type_name: str = "f
     return Decoder(ctx, model_from_gguf(metadata, named), named)
 
 
-def answer(model: Decoder, golden: Golden) -> Floats:
+def answer(model: Decoder, golden: Golden, kv_type: KVType = "f32") -> Floats:
     """Compute what the golden has: states, or logits of labels."""
-    states = run_texts(model, [golden.tokens], [golden.types])
+    states = run_texts(model, [golden.tokens], [golden.types], kv_type)
     return model.finish(states[0], ranks=True)[None] if golden.ranks else states

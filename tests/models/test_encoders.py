@@ -13,7 +13,8 @@ from mlxr.core.errors import InvalidRequest, ModelError
 from mlxr.core.model_settings import ModelSettings
 from mlxr.engine.engine import Engine
 from mlxr.engine.request import EngineRequest
-from mlxr.kernels.context import Context, load_native
+from mlxr.kernels.attend import KVType, default_kv_type
+from mlxr.kernels.context import Context, Device, load_native
 from mlxr.models import model_from_folder
 
 TOLERANCE = 1e-4
@@ -36,6 +37,10 @@ def test_cpu_equals_golden(case: str, threads: int) -> None:
     assert np.abs(answered - golden.states).max() < TOLERANCE
 
 
+def choose_kv_type(ctx: Context, type_name: str) -> KVType:
+    return default_kv_type(ctx, is_causal=False, is_quantized=type_name == "q8_0")
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("type_name", ["f32", "q8_0"])
 def test_bits_are_equal_alone_in_a_batch_with_any_threads_and_instructions(case: str, type_name: str) -> None:
@@ -43,9 +48,10 @@ def test_bits_are_equal_alone_in_a_batch_with_any_threads_and_instructions(case:
     texts = [golden.tokens[:start] for start in (40, 1, 17, 33)]
     contexts = [Context("cpu", 1), Context("cpu", 2)]
     contexts += [Context("cpu", 1, isa) for isa in load_native().available_isas()]
-    alone = [run_texts(build(contexts[0], golden, type_name=type_name), [text]) for text in texts]
+    kv_type = choose_kv_type(contexts[0], type_name)
+    alone = [run_texts(build(contexts[0], golden, type_name=type_name), [text], kv_type=kv_type) for text in texts]
     for ctx in contexts:
-        together = run_texts(build(ctx, golden, type_name=type_name), texts)
+        together = run_texts(build(ctx, golden, type_name=type_name), texts, kv_type=kv_type)
         assert together.tobytes() == np.concatenate(alone).tobytes()
 
 
@@ -57,13 +63,15 @@ def test_emulated_gpu_is_near_the_golden(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_vectors_of_an_emulated_gpu_point_where_they_should(case: str) -> None:
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+def test_vectors_of_rounded_weights_point_where_they_should(case: str, device: Device) -> None:
     golden = read_golden(case)
     wanted = golden.states.mean(axis=0) if not golden.ranks else golden.states[0]
     # in 8 bits a router of random weights chooses other experts, and gates of T5 without a norm grow their differences
     kinds = (("f16", 0.9999), ("q8_0", 0.999))[: 1 if case in ("nomic-mixture", "t5-gated", "umt5") else 2]
+    ctx = Context(device)
     for type_name, least in kinds:
-        made = answer(build(Context("emulated"), golden, type_name=type_name), golden)
+        made = answer(build(ctx, golden, type_name=type_name), golden, choose_kv_type(ctx, type_name))
         vector = made.mean(axis=0) if not golden.ranks else made[0]
         assert vector @ wanted / np.linalg.norm(vector) / np.linalg.norm(wanted) > least
 

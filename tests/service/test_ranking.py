@@ -25,10 +25,10 @@ QUERY = "where is paris?"
 DOCUMENTS = ["paris is the capital of france.", "the cat sat on the mat", "rain falls", "berlin, germany " * 40]
 
 
-def convert_folder(folder: Path, path: Path) -> Path:
+def convert_folder(folder: Path, path: Path, recipe: str | None = None) -> Path:
     source = open_source(folder)
     with source.file:
-        write_model(source, plan_tensors(source, None), None, path)
+        write_model(source, plan_tensors(source, recipe), recipe, path)
     return path
 
 
@@ -49,6 +49,17 @@ def test_a_folder_and_its_file_rank_alike(case: str, tmp_path: Path) -> None:
             llm.generate("paris")
     with LLM(convert_folder(folder, tmp_path / "model.gguf"), threads=1) as llm:
         assert llm.rerank(QUERY, DOCUMENTS) == ranked
+
+
+def test_an_encoder_keeps_pages_as_exact_as_its_weights(tmp_path: Path) -> None:
+    def measure_page(path: Path, kv_type: str | None = None) -> int:
+        with LLM(path, threads=1, kv_type=kv_type) as llm:
+            return llm._session._engine.call(lambda engine: engine._arena.arenas[0].page_bytes)
+
+    folder = make_encoder_folder(tmp_path / "folder", "bert-ranks")
+    halves, blocks = (convert_folder(folder, tmp_path / f"{recipe}.gguf", recipe) for recipe in ("f16", "q8_0"))
+    assert measure_page(folder) == measure_page(halves) == 2 * measure_page(blocks)
+    assert measure_page(blocks, "f32") == measure_page(folder)
 
 
 def test_a_pair_is_what_the_tokenizer_makes_of_it(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from mlxr.core.frozen import frozen
 from mlxr.core.memory import read_available_bytes
 from mlxr.core.model_settings import ModelSettings, size_steps
 from mlxr.engine.runner import ModelShape
-from mlxr.kernels.attend import KVType
+from mlxr.kernels.attend import KVType, default_kv_type
 from mlxr.kernels.context import Context, choose_device
 from mlxr.kernels.gpu.mlx import load_mlx, read_free_bytes
 from mlxr.models.model import Model
@@ -203,12 +203,9 @@ def is_light(config: ModelShape) -> bool:
     return not config.is_causal and sum(12 * (config.heads * shape.head_dim) ** 2 for shape in shapes) <= LIGHT_MACS
 
 
-def choose_kv_type(ctx: Context, config: ModelShape, settings: ModelSettings) -> KVType | None:
-    """Return the type of the numbers in pages, None for the device's own. An encoder reads them once and is made for
-    exact vectors: it keeps them in f32, or on a GPU in f16, as matrix units read no more."""
-    if settings.kv_type is not None or config.is_causal:
-        return parse_kv_type(settings.kv_type)
-    return parse_kv_type("f32" if ctx.gpu is None else "f16")
+def choose_kv_type(ctx: Context, config: ModelShape, settings: ModelSettings) -> KVType:
+    """Return the type of the numbers in pages by the settings, else the one for a model whose weights are exact."""
+    return parse_kv_type(settings.kv_type) or default_kv_type(ctx, is_causal=config.is_causal)
 
 
 def plan_arenas(

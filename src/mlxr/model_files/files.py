@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import difflib
 import logging
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +34,7 @@ from mlxr.formats import (
     open_gguf,
     open_safetensors,
 )
+from mlxr.formats.ggml_types import by_name
 from mlxr.formats.recipes import RECIPES
 from mlxr.formats.safetensors import read_json_list, read_json_object
 from mlxr.kernels.sources import Decoded
@@ -425,6 +428,14 @@ def list_files(model: SourceModel) -> tuple[Path, ...]:
 
 
 _NAMED = (AffineBlocks, Float4Tensor, Float8Tensor, FloatGroups, LevelsTensor)
+
+
+def is_mostly_quantized(tensors: Mapping[str, TensorSource]) -> bool:
+    """Return True if most weights are of types whose values share a scale."""
+    sizes = Counter[bool]()
+    for tensor in tensors.values():
+        sizes[by_name(tensor.type_name).is_quantized] += math.prod(tensor.shape)
+    return sizes[True] > sizes[False]
 
 
 def name_quantization(model: SourceModel) -> str:

@@ -328,7 +328,7 @@ def build_engine(
     return Engine(
         model,
         loaded.ctx,
-        replace(settings, store_folder=str(find_store_folder(settings))),
+        replace(settings, store_folder=str(find_store_folder(settings)), kv_type=settings.kv_type or loaded.kv_type),
         draft=draft,
         encoder=_make_encoder(loaded, together) if sees else None,
         eos_ids=loaded.tokenizer.eos_ids,

@@ -52,9 +52,15 @@ _NO_SOFTCAP = 0.0
 _NO_VALUE_DIM = 0  # values have a pool of their own
 
 
-def default_kv_type(ctx: Context) -> KVType:
-    """Return a device's default type of keys and values: f32 in the reference, bf16 elsewhere."""
-    return "f32" if ctx.device == "reference" else "bf16"
+def default_kv_type(ctx: Context, *, is_causal: bool = True, is_quantized: bool = False) -> KVType:
+    """Return a device's default type of keys and values: f32 in the reference, bf16 elsewhere.
+
+    An encoder, which is not causal, reads them once and is made for exact vectors: f32, unless its weights are
+    quantised, which rounds far more than bf16 does, and f16 on a GPU, whose matrix units read no more.
+    """
+    if ctx.device == "reference" or not (is_causal or is_quantized or ctx.gpu is not None):
+        return "f32"
+    return "bf16" if is_causal or ctx.gpu is None else "f16"
 
 
 def allocate_pools(
