@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from page_server import wait_until
 from playwright.sync_api import Locator, Page, expect
 
 COMPLETIONS = "**/v1/chat/completions"
@@ -26,10 +27,23 @@ def questions(page: Page) -> Locator:
 def first_question(page: Page) -> Locator:
     """The first message of the conversation, which is drawn where it can be seen."""
     expect(questions(page).last).to_be_visible()
-    page.get_by_role("log").evaluate("log => log.scrollTo(0, 0)")
+    scroll_to_beginning(page)
     first = page.locator("[data-index='0']").get_by_role("article", name="You")
     expect(first).to_be_visible()
     return first
+
+
+# Whether the beginning was still shown since the last time; the page may be on its own way to the end, and then wins.
+AT_BEGINNING = """log => {
+  const isThere = log.scrollTop === 0 && log.querySelector("[data-index='0']") !== null;
+  log.scrollTo(0, 0);
+  return isThere;
+}"""
+
+
+def scroll_to_beginning(page: Page) -> None:
+    """Scroll to the first message, and stay there."""
+    wait_until(lambda: page.get_by_role("log").evaluate(AT_BEGINNING) is True, 20)
 
 
 def composer(page: Page) -> Locator:
@@ -38,8 +52,9 @@ def composer(page: Page) -> Locator:
 
 
 def send(page: Page, text: str) -> None:
-    """Write a message and send it."""
+    """Write a message and send it, once nothing that belongs to it is still being read."""
     composer(page).fill(text)
+    expect(page.get_by_role("button", name="Send", exact=True)).to_be_enabled()
     composer(page).press("Enter")
 
 
@@ -68,9 +83,29 @@ def start_chat(page: Page) -> None:
 
 def text_of(answer: Locator) -> str:
     """Return the text of an answer, as its button copies it to the clipboard."""
-    answer.get_by_role("button", name="Copy", exact=True).last.click()
-    expect(answer.get_by_role("button", name="Copied")).to_be_visible()
-    text = answer.page.evaluate("() => navigator.clipboard.readText()")
+    return copy_by(answer.get_by_role("button", name="Copy", exact=True).last)
+
+
+# The button says only for a moment that it copied, so the page notes that.
+NOTE_COPIED = """() => {
+  window.saidCopied = false;
+  const observer = new MutationObserver(() => {
+    window.saidCopied = document.querySelector("[aria-label=Copied]") !== null;
+    if (window.saidCopied) observer.disconnect();
+  });
+  observer.observe(document.body, { subtree: true, childList: true, attributes: true });
+  return navigator.clipboard.writeText("nothing yet");
+}"""
+COPIED = "() => window.saidCopied && navigator.clipboard.readText().then(text => text !== 'nothing yet')"
+
+
+def copy_by(button: Locator) -> str:
+    """Return the text that a button copies to the clipboard; it has to say that it did."""
+    page = button.page
+    page.evaluate(NOTE_COPIED)
+    button.click()
+    page.wait_for_function(COPIED)
+    text = page.evaluate("() => navigator.clipboard.readText()")
     assert isinstance(text, str)
     return text
 

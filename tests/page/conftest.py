@@ -17,9 +17,13 @@ from playwright.sync_api import Browser, BrowserContext, Page
 ROOT = Path(__file__).parents[2]
 BUILT = ROOT / "src" / "mlxr" / "server" / "page" / "index.html"
 AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
-SETTLED = """() => Promise.all(document.getAnimations()
-  .filter(animation => animation instanceof CSSTransition)
-  .map(animation => animation.finished.catch(() => {})))"""  # colours are judged once they stop changing
+# Colours are judged once they stop changing. A new width or theme is told with the next frame, which may start changes.
+SETTLED = """async () => {
+  for (let frame = 0; frame < 2; frame++) await new Promise(requestAnimationFrame);
+  await Promise.all(document.getAnimations()
+    .filter(animation => animation instanceof CSSTransition)
+    .map(animation => animation.finished.catch(() => {})));
+}"""
 MakePageServer = Callable[..., PageServer]
 OpenTab = Callable[..., Visit]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import socket
@@ -33,8 +34,7 @@ class PageServer:
 
     def __post_init__(self) -> None:
         if not self.port:
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                self.port = free.getsockname()[1]
+            self.port = find_port()
 
     @property
     def url(self) -> str:
@@ -100,6 +100,17 @@ class PageServer:
             self.process.send_signal(number)
             self.process.wait(READY_S)
             self.process = None
+
+
+def find_port() -> int:
+    """A free port below those that systems give to outgoing connections, so that none of these takes it meanwhile."""
+    while True:
+        port = random.randrange(18_000, 32_000)
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return port
+        except OSError:
+            continue
 
 
 def wait_until(happened: Callable[[], bool], seconds: float = READY_S) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from browsing import Visit
@@ -13,6 +15,7 @@ from chatting import (
     composer,
     endless_answers,
     figures_of,
+    next_answer,
     questions,
     send,
     set_up,
@@ -20,10 +23,30 @@ from chatting import (
     text_of,
     wait_for_answer,
 )
+from long_demo import write_long_demo
 from page_server import PageServer, wait_until
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from conftest import MakePageServer, OpenTab
+
+# The lengths of an answer that are drawn while it grows.
+NOTE_LENGTHS = """() => {
+  const lengths = window.lengths = new Set();
+  const note = () => {
+    const answer = document.querySelector("article[aria-label=Answer][aria-busy=true]");
+    if (answer) lengths.add(answer.innerText.length);
+  };
+  new MutationObserver(note).observe(document.body, { subtree: true, childList: true, characterData: true });
+}"""
+
+
+@pytest.fixture(scope="module")
+def lasting(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:
+    """A server whose model has room for an answer that outlasts whatever a test does meanwhile."""
+    folder = tmp_path_factory.mktemp("lasting")
+    server = PageServer(folder, {"default_model": write_long_demo(folder / "long.gguf")}).start()
+    yield server
+    server.kill()
 
 
 @pytest.mark.smoke
@@ -44,17 +67,16 @@ def test_the_first_visit_asks_and_answers_with_one_click(page: Page) -> None:
 def test_an_answer_comes_bit_by_bit(page: Page) -> None:
     with endless_answers(page):
         set_up(page, Max_tokens="1500")
+        page.evaluate(NOTE_LENGTHS)
         send(page, QUESTION)
-        expect(page.get_by_role("button", name="Stop the answer")).to_be_visible()
-        lengths = set()
-        while answers(page).last.get_attribute("aria-busy") != "false":
-            lengths.add(len(answers(page).last.inner_text()))
-        assert len(lengths) > 3
+        expect(answers(page).last).to_have_attribute("aria-busy", "false", timeout=120_000)
+        assert page.evaluate("() => window.lengths.size") > 3
         expect(page.get_by_role("button", name="Send")).to_be_visible()
 
 
 @pytest.mark.smoke
-def test_stopping_ends_the_request_and_returns_its_pages(page: Page, server: PageServer) -> None:
+def test_stopping_ends_the_request_and_returns_its_pages(lasting: PageServer, tab: OpenTab) -> None:
+    page, server = tab(lasting).page, lasting
     with endless_answers(page):
         send(page, QUESTION)
         expect(answers(page).last).to_contain_text("os.path.join")
@@ -62,11 +84,12 @@ def test_stopping_ends_the_request_and_returns_its_pages(page: Page, server: Pag
         assert server.used_pages() > 0
         page.get_by_role("button", name="Stop the answer").click()
         expect(page.get_by_text("You stopped here.")).to_be_visible()
-        wait_until(lambda: server.answers_in_flight() == 0 and server.used_pages() == 0, 5)
+        wait_until(lambda: server.answers_in_flight() == 0 and server.used_pages() == 0, 20)
     expect(wait_for_answer(page)).to_contain_text("os.path.join")
 
 
-def test_escape_stops_an_answer(page: Page) -> None:
+def test_escape_stops_an_answer(lasting: PageServer, tab: OpenTab) -> None:
+    page = tab(lasting).page
     with endless_answers(page):
         send(page, QUESTION)
         expect(answers(page).last).to_contain_text("os.path.join")
@@ -76,8 +99,9 @@ def test_escape_stops_an_answer(page: Page) -> None:
 
 def test_another_answer_becomes_a_version(page: Page) -> None:
     first = text_of(ask(page))
-    answers(page).last.get_by_role("button", name="Regenerate").click()
-    second = wait_for_answer(page)
+    with next_answer(page):
+        answers(page).last.get_by_role("button", name="Regenerate").click()
+    second = answers(page).last
     expect(second.get_by_text("2 of 2")).to_be_visible()
     second.get_by_role("button", name="Version before").click()
     expect(answers(page).last.get_by_text("1 of 2")).to_be_visible()
@@ -161,7 +185,8 @@ def test_the_same_seed_gives_the_same_answer(page: Page) -> None:
     assert len(seeds - {"7"}) == 2
 
 
-def test_a_reload_in_the_middle_keeps_what_had_come(page: Page, server: PageServer) -> None:
+def test_a_reload_in_the_middle_keeps_what_had_come(lasting: PageServer, tab: OpenTab) -> None:
+    page, server = tab(lasting).page, lasting
     with endless_answers(page):
         send(page, QUESTION)
         expect(answers(page).last).to_contain_text("Join two or more")
@@ -176,9 +201,13 @@ def test_a_reload_in_the_middle_keeps_what_had_come(page: Page, server: PageServ
     assert text_of(wait_for_answer(page)).startswith(before)
 
 
-def test_a_server_lost_in_the_middle_leaves_what_came(make_server: MakePageServer, tab: OpenTab) -> None:
-    server = make_server()
+def test_a_server_lost_in_the_middle_leaves_what_came(
+    make_server: MakePageServer, tab: OpenTab, tmp_path: Path
+) -> None:
+    server = make_server(default_model=write_long_demo(tmp_path / "long.gguf"))
     page = tab(server).page
+    # An answer tells that the server is away only until the whole page does, which asks for a sign of life.
+    page.route("**/health", lambda route: route.fulfill(json={"status": "ok"}))
     with endless_answers(page):
         send(page, QUESTION)
         expect(answers(page).last).to_contain_text("os.path.join")
@@ -188,14 +217,19 @@ def test_a_server_lost_in_the_middle_leaves_what_came(make_server: MakePageServe
     page.get_by_role("button", name="Continue the answer").click()
     expect(page.get_by_text("Start it again with").first).to_be_visible()
     server.start()
+    page.unroute("**/health")
     set_up(page, Max_tokens="10")
     page.get_by_role("button", name="Continue the answer").click()
     expect(page.get_by_text("What had come is kept.")).to_have_count(0)
     expect(wait_for_answer(page)).to_contain_text("os.path.join")
 
 
-def test_a_wrong_key_is_told_and_the_question_stays(make_server: MakePageServer, tab: OpenTab) -> None:
+def test_a_wrong_key_is_told_and_the_question_stays(
+    make_server: MakePageServer, tab: OpenTab, context: BrowserContext
+) -> None:
     server = make_server(api_keys="correct")
+    # The page asks for these every few seconds.
+    context.route("**/api/ps", lambda route: route.fulfill(json={"models": []}))
     page = tab(server).page
     dialog = page.get_by_role("dialog", name="This server asks for a key")
     expect(dialog).to_be_visible()
@@ -267,6 +301,7 @@ def test_shortcuts_do_what_their_sheet_says(page: Page) -> None:
     first = text_of(ask(page))
     page.keyboard.press("Alt+R")
     expect(wait_for_answer(page).get_by_text("2 of 2")).to_be_visible()
+    page.evaluate("() => navigator.clipboard.writeText('')")
     page.keyboard.press("Alt+C")
     page.wait_for_function("text => navigator.clipboard.readText().then(read => read === text)", arg=first)
     composer(page).press("ArrowUp")
@@ -275,6 +310,7 @@ def test_shortcuts_do_what_their_sheet_says(page: Page) -> None:
     page.keyboard.press("Control+b")
     expect(page.get_by_role("navigation", name="Conversations")).to_have_count(0)
     page.get_by_role("link", name="Models", exact=True).click()
+    expect(page.get_by_role("heading", name="Models", exact=True)).to_be_visible()
     page.keyboard.press("Control+k")
     expect(page.get_by_role("searchbox", name="Search the conversations")).to_be_focused()
     page.keyboard.press("Control+Shift+O")
@@ -285,8 +321,9 @@ def test_shortcuts_do_what_their_sheet_says(page: Page) -> None:
     page.keyboard.press("Alt+M")
     expect(page.get_by_role("combobox", name="Search the models")).to_be_focused()
     page.keyboard.press("Escape")
+    expect(page.get_by_role("combobox", name="Search the models")).to_have_count(0)
     page.keyboard.press("Control+,")
-    expect(page.get_by_label("Settings of this conversation").last).to_be_visible()
+    expect(page.get_by_role("complementary", name="Settings of this conversation")).to_be_visible()
     page.get_by_role("link", name="Chat", exact=True).focus()
     page.keyboard.press("?")
     sheet = page.get_by_role("dialog", name="Keyboard shortcuts")

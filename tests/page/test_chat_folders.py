@@ -14,7 +14,6 @@ from chatting import (
     answers,
     ask,
     composer,
-    endless_answers,
     questions,
     send,
     set_up,
@@ -275,12 +274,11 @@ def test_a_question_is_sent_behind_what_is_there_once_it_was_looked_up(
 
     send(page, "Not now")
     expect(page.get_by_role("button", name="Stop the lookup")).to_be_visible()
-    with endless_answers(page):
-        set_up(page, Max_tokens="2000")
-        answers(page).last.get_by_role("button", name="Regenerate").click()
-        expect(page.get_by_role("button", name="Stop the answer")).to_be_visible()
-        release(page, holding)
-        expect(page.get_by_text("Looks the question up…")).to_have_count(0)
+    page.route(COMPLETIONS, lambda route: None)  # an answer that does not come before it is stopped
+    answers(page).last.get_by_role("button", name="Regenerate").click()
+    expect(page.get_by_role("button", name="Stop the answer")).to_be_visible()
+    release(page, holding)
+    expect(page.get_by_text("Looks the question up…")).to_have_count(0)
     expect(composer(page)).to_have_value("Not now")
     expect(questions(page)).to_have_count(2)
     page.get_by_role("button", name="Stop the answer").click()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from browsing import IS_FIREFOX, read_sent
-from chatting import ask, choose_model, composer, figures_of, questions, set_up
+from chatting import ask, choose_model, composer, copy_by, figures_of, questions, set_up
 from made_documents import make_pdf
 from page_server import PageServer
 from playwright.sync_api import Browser, Locator, Page, expect
@@ -104,13 +104,14 @@ def test_pictures_are_counted_seen_shown_and_kept(server: PageServer, tab: OpenT
     small, large = draw(64, 48, "PNG"), draw(3000, 1200, "JPEG", orientation=6)  # a quarter to the right
     (tmp_path / "photo.jpg").write_bytes(large)
     attached = pictures_of_message(page)
-    composer(page).fill("What is this?")
-    page.wait_for_timeout(600)  # a text is counted once it rests
     with page.expect_file_chooser() as waiting:
         page.get_by_role("button", name="Add pictures, PDFs or text files").click()
     waiting.value.set_files(tmp_path / "photo.jpg")
     expect(attached.get_by_role("img", name="photo.jpg")).to_be_visible()
     assert attached.get_by_role("img").bounding_box()["width"] == 72  # type: ignore[index]
+    count_tokens(page)
+    with page.expect_request("**/v1/chat/completions/input_tokens"):  # a text is counted once it rests
+        composer(page).fill("What is this?")
     one = count_tokens(page)
     drop(page, "small.png", small)
     paste(page, draw(40, 40, "PNG"))
@@ -147,9 +148,7 @@ def test_pictures_are_counted_seen_shown_and_kept(server: PageServer, tab: OpenT
     dialog = page.get_by_role("dialog", name="View code")
     expect(dialog).to_contain_text("Pictures are shown by their beginnings")
     assert len(dialog.inner_text()) < 5000
-    dialog.get_by_role("button", name="Copy code").click()
-    copied = page.evaluate("() => navigator.clipboard.readText()")
-    assert base64.b64encode(small).decode() in copied
+    assert base64.b64encode(small).decode() in copy_by(dialog.get_by_role("button", name="Copy code"))
     page.keyboard.press("Escape")
 
     choose_model(page, "Demo: Python library only")

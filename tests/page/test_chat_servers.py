@@ -43,6 +43,7 @@ def _connect(page: Page, choice: re.Pattern[str] | str, *, key: str = "") -> Non
     page.get_by_role("button", name="Connect an MCP server").click()
     dialog = page.get_by_role("dialog", name="Connect an MCP server")
     server = dialog.get_by_label("Server", exact=True)
+    expect(server).to_be_visible()
     names = server.locator("option").all_inner_texts()
     server.select_option(next(name for name in names if re.search(choice, name)))
     if key:

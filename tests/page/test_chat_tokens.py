@@ -50,6 +50,7 @@ def test_a_hovered_token_shows_the_others_and_a_click_branches(page: Page) -> No
     assert after != before
     assert "".join(tokens_of(answers(page).last).all_inner_texts()) == after
     answers(page).last.get_by_role("button", name="Version before").click()
+    expect(answers(page).last.get_by_text("1 of 2")).to_be_visible()
     assert text_of(answers(page).last) == before
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from browsing import Visit
 from chatting import choose_model
+from long_demo import write_long_demo
 from page_server import PageServer, wait_until
 from playwright.sync_api import Page, Route, expect
 from questions import ANSWER, QUESTION
+
+from conftest import MakePageServer, OpenTab
 
 
 @pytest.fixture
@@ -106,7 +110,9 @@ def _answer(route: Route, text: str) -> None:
     route.fulfill(content_type="text/event-stream", body=f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n")
 
 
-def test_stopping_ends_both_on_the_server(compare: Page, server: PageServer) -> None:
+def test_stopping_ends_both_on_the_server(make_server: MakePageServer, tab: OpenTab, tmp_path: Path) -> None:
+    server = make_server(default_model=write_long_demo(tmp_path / "long.gguf"))  # whose answers last until the stop
+    compare = tab(server, "/#/compare").page
     for side in ("A", "B"):
         compare.get_by_role("region", name=side, exact=True).get_by_label("Max tokens").fill("")
         compare.get_by_role("region", name=side, exact=True).get_by_label("Temperature").fill("5")

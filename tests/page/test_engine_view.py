@@ -67,9 +67,13 @@ def test_sixteen_requests_are_seen_as_they_run(engine: Page, server: PageServer)
 def test_the_legend_counts_what_the_cache_holds(engine: Page, server: PageServer) -> None:
     with server.client() as client:
         client.post("/v1/completions", json={"prompt": "import sys\n" * 60, "max_tokens": 1})
-        cache = client.get("/v1/admin/cache").json()["caches"][0]["engine"]
-    wait_until(lambda: count_of(engine, "Cached") == cache["cached_pages"], 20)
-    assert count_of(engine, "Free") == cache["free_pages"]
+
+        def is_told() -> bool:
+            cache = client.get("/v1/admin/cache").json()["caches"][0]["engine"]
+            held = (cache["cached_pages"], cache["free_pages"])
+            return held[0] > 0 and held == (count_of(engine, "Cached"), count_of(engine, "Free"))
+
+        wait_until(is_told, 20)
 
 
 def test_evictions_are_told(make_server: MakePageServer, tab: OpenTab) -> None:
@@ -109,7 +113,7 @@ def test_pausing_stops_watching(engine: Page, server: PageServer) -> None:
             rows = client.get("/v1/admin/requests").json()["requests"]
         return sum(row["path"] == "/v1/admin/live" for row in rows)
 
-    assert watchers() == 1
+    wait_until(lambda: watchers() == 1, 20)  # that of the test before may still be there
     engine.get_by_role("button", name="Pause").click()
     expect(engine.get_by_text("Paused", exact=True)).to_be_visible()
     wait_until(lambda: watchers() == 0, 20)
@@ -155,4 +159,4 @@ def test_each_figure_says_what_it_means(engine: Page) -> None:
         expect(engine.get_by_role("dialog", name=name)).to_contain_text(meaning)
         engine.keyboard.press("Escape")
     helps = engine.get_by_role("button", name=re.compile("About "))
-    assert helps.count() >= 13
+    expect(helps.nth(12)).to_be_attached()

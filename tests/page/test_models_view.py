@@ -198,6 +198,9 @@ def test_well_known_models_are_found_and_pulled(models: Page) -> None:
     models.get_by_label("Search the well-known models").fill("tiny")
     models.get_by_role("button", name=re.compile("Pull ")).last.click()
     expect(models.get_by_role("list", name="Pulls")).to_contain_text("tiny:1b")
+    expect(
+        models.get_by_role("list", name="Pulls").get_by_role("button", name="Edit")
+    ).to_be_visible()  # it was refused
     assert [read_sent(request) for request in asked] == [{"model": "tiny:1b"}]
     models.get_by_role("button", name="Search Hugging Face, too").click()
     on_hub = models.get_by_role("region", name="On Hugging Face").get_by_role("listitem")

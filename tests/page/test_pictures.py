@@ -185,9 +185,10 @@ def test_a_view_in_use(
     saves, pictures = request.config.getoption("--save-pictures"), list[bytes]()
     for scheme in SCHEMES:
         page.emulate_media(color_scheme=scheme)
+        expect(page.locator("html")).to_have_attribute("data-theme", scheme)
         for width in WIDTHS:
             page.set_viewport_size({"width": width, "height": HEIGHT})
-            assert page.evaluate("() => document.documentElement.scrollWidth") <= width
+            page.wait_for_function("(width) => document.documentElement.scrollWidth <= width", arg=width)
             if width != WIDTHS[1]:
                 assert find_violations(page) == []
             if saves:

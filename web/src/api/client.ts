@@ -42,7 +42,8 @@ export async function send(path: string, options: Send = {}): Promise<Response> 
     throw new ApiError(0, "The server does not answer. Is it still running? Start it again with “mlxr serve”.");
   }
   if (response.ok) return response;
-  if (response.status === 401) keyWanted.set(key ? "wrong" : "missing");
+  // A refusal that comes late says nothing of a key that was entered since.
+  if (response.status === 401 && key === apiKey.get()) keyWanted.set(key ? "wrong" : "missing");
   throw await readError(response);
 }
 
