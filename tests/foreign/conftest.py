@@ -26,11 +26,14 @@ MakeProxy = Callable[[str, Json], ForcingProxy]
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server for all tests."""
     folder = tmp_path_factory.mktemp("server")
-    model = write_long_demo(folder / f"{MODEL}.gguf")
+    recipe = folder / "Modelfile"  # most suites state no temperature, and drawn arguments may run to the last token
+    recipe.write_text(f"FROM {write_long_demo(folder / 'demo.gguf')}\nPARAMETER temperature 0\n")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("MLXR_")}
     own = {"HOME": str(folder), "MLXR_MODELS_FOLDER": str(folder / "models"), "MLXR_ARENA_BYTES": "1G"}
-    command = [COMMAND, "serve", str(model), "--port", "0", "--log-level", "warning"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=inherited | own)
+    environment = inherited | own
+    subprocess.run([COMMAND, "create", MODEL, "-f", recipe], env=environment, check=True, stdout=subprocess.DEVNULL)
+    command = [COMMAND, "serve", MODEL, "--port", "0", "--log-level", "warning"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         assert process.stderr is not None
         address = ""
