@@ -1,4 +1,4 @@
-import { apiKey, keyWanted } from "./key";
+import { apiKey, wantKey } from "./key";
 
 /** A request that failed, in words for the person. `status` is 0 when no server answered. */
 export class ApiError extends Error {
@@ -21,6 +21,8 @@ export interface Send {
   /** Sent as it is. */
   file?: Blob;
   signal?: AbortSignal;
+  /** The page reads this to show it, again and again perhaps; nobody asked for it. */
+  reads?: boolean;
 }
 
 /** Send a request to the server that served the page; an `ApiError` tells why there is no good answer. */
@@ -42,14 +44,13 @@ export async function send(path: string, options: Send = {}): Promise<Response> 
     throw new ApiError(0, "The server does not answer. Is it still running? Start it again with “mlxr serve”.");
   }
   if (response.ok) return response;
-  // A refusal that comes late says nothing of a key that was entered since.
-  if (response.status === 401 && key === apiKey.get()) keyWanted.set(key ? "wrong" : "missing");
+  if (response.status === 401) wantKey(key, options.reads ?? false);
   throw await readError(response);
 }
 
 /** The JSON of a good answer. The caller says its type; the server's own tests hold it. */
 export async function getJson<T>(path: string, options: Send = {}): Promise<T> {
-  const response = await send(path, options);
+  const response = await send(path, { ...options, reads: true });
   return (await response.json()) as T;
 }
 

@@ -54,7 +54,7 @@ async function follow(
   show: (live: Live) => void,
 ): Promise<void> {
   const query = model ? `?model=${encodeURIComponent(model)}` : "";
-  const response = await send(`/v1/admin/live${query}`, { signal });
+  const response = await send(`/v1/admin/live${query}`, { signal, reads: true });
   let live = before;
   for await (const { event, data } of readEvents(response)) {
     const value: unknown = JSON.parse(data);

@@ -1,5 +1,5 @@
 import { useState } from "react";
-import { keyWanted, saveKey } from "../api/key";
+import { declineKey, keyWanted, saveKey } from "../api/key";
 import { useStore } from "../lib/store";
 import { Button } from "../ui/Button";
 import { Dialog, DialogForm } from "../ui/Dialog";
@@ -20,7 +20,7 @@ export function KeyDialog({ onSaved }: { onSaved: () => void }) {
     <Dialog
       open={wanted !== "no"}
       title={wanted === "offered" ? "API key" : "This server asks for a key"}
-      onClose={() => keyWanted.set("no")}
+      onClose={declineKey}
     >
       <DialogForm onSubmit={save}>
         <Field
