@@ -105,6 +105,7 @@ __all__ = [
     "find_near",
     "find_tower",
     "is_for_text",
+    "is_mostly_quantized",
     "list_files",
     "list_kernel_sources",
     "list_native_operators",

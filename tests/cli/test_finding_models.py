@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from free_ports import find_port
 
 from mlxr.cli.connect import RECIPES
 from mlxr.cli.main import main
@@ -32,7 +33,7 @@ LIMITS = MachineLimits(read_bytes_per_s=2e10, int8_macs_per_s=1e11, measured_at=
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MLXR_MODELS_FOLDER", str(tmp_path / "models"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("MLXR_PORT", str(free_port()))  # at the usual one somebody's own server may answer
+    monkeypatch.setenv("MLXR_PORT", str(find_port()))  # at the usual one somebody's own server may answer
     for name in ("OLLAMA_MODELS", "HF_HOME", "HF_HUB_CACHE"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
@@ -131,7 +132,7 @@ def test_models_of_lm_studio_and_of_the_hub_s_cache(home: Path, mlxr: Run) -> No
 
 def test_doctor(mlxr: Run, monkeypatch: pytest.MonkeyPatch, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(doctor, "measure_machine", lambda _: LIMITS)
-    checks = {row["name"]: row for row in json.loads(mlxr("doctor", "--offline", "--json", "--port", free_port()))}
+    checks = {row["name"]: row for row in json.loads(mlxr("doctor", "--offline", "--json", "--port", find_port()))}
     assert {"versions", "processor", "memory speed", "memory", "gpu", "models folder", "models"} < set(checks)
     assert set(checks) >= {"port", "pictures"}
     assert "20.0 GB/s, so an 8B model in 4 bits makes at most 4 tokens/s" in checks["memory speed"]["found"]
@@ -209,11 +210,6 @@ def test_checks_of_a_gpu_run_on_every_device_of_mlx() -> None:
     assert {one.part for one in report.findings} == {"kernel", "pages", "answers"}
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def test_connect_shows_and_merges(
     home: Path,
     mlxr: Run,
@@ -259,7 +255,7 @@ def test_connect_shows_and_merges(
 
 
 def test_connect_writes_a_profile_of_its_own(home: Path, mlxr: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    mlxr("connect", "codex", "--write", "--port", free_port())
+    mlxr("connect", "codex", "--write", "--port", find_port())
     mlxr("connect", "codex", "--write")
     mlxr("connect", "codex", "--write", "--model", "other")
     values = tomllib.loads((home / ".codex" / "mlxr.config.toml").read_text())

@@ -8,7 +8,6 @@ resolves one name, to this machine, so nothing of the page can leave it.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shutil
@@ -164,29 +163,6 @@ def saving(page: Page) -> Iterator[Saved]:
     with page.expect_download() as waiting:
         yield saved
     saved.name, saved.text = waiting.value.suggested_filename, Path(waiting.value.path()).read_text()
-
-
-@contextmanager
-def processor_time(page: Page) -> Iterator[list[float]]:
-    """Measure the seconds that the page's main thread computes in the block, without waits for the processor.
-
-    Firefox does not tell; there it counts as always busy.
-    """
-    spent = [math.inf]
-    if IS_FIREFOX:
-        yield spent
-        return
-    devtools = page.context.new_cdp_session(page)
-    devtools.send("Performance.enable", {"timeDomain": "threadTicks"})
-
-    def read() -> float:
-        metrics = devtools.send("Performance.getMetrics")["metrics"]
-        return next(float(metric["value"]) for metric in metrics if metric["name"] == "TaskDuration")
-
-    before = read()
-    yield spent
-    spent[0] = read() - before
-    devtools.detach()
 
 
 @dataclass

@@ -33,7 +33,7 @@ def first_question(page: Page) -> Locator:
     return first
 
 
-# Whether the beginning was still shown since the last time; the page may be on its own way to the end, and then wins.
+# True if the beginning is still shown since the last time: the page may be on its own way to the end, and then wins.
 AT_BEGINNING = """log => {
   const isThere = log.scrollTop === 0 && log.querySelector("[data-index='0']") !== null;
   log.scrollTo(0, 0);

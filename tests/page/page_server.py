@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+from free_ports import find_port
 
 READY_S = 300.0  # on a machine that has much else to do
 SMALL = {"arena_bytes": "64M", "threads": 2, "log_level": "info"}
@@ -100,17 +99,6 @@ class PageServer:
             self.process.send_signal(number)
             self.process.wait(READY_S)
             self.process = None
-
-
-def find_port() -> int:
-    """A free port below those that systems give to outgoing connections, so that none of these takes it meanwhile."""
-    while True:
-        port = random.randrange(18_000, 32_000)
-        try:
-            with socket.create_server(("127.0.0.1", port)):
-                return port
-        except OSError:
-            continue
 
 
 def wait_until(happened: Callable[[], bool], seconds: float = READY_S) -> None:

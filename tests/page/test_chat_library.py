@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from browsing import processor_time, read_sent, saving
+from browsing import read_sent, saving
 from chatting import (
     COMPLETIONS,
     QUESTION,
@@ -335,13 +335,12 @@ def test_five_thousand_conversations_stay_smooth(page: Page, tmp_path: Path) -> 
     expect(list_of(page)).to_have_text(["Talk 500"])
     page.get_by_role("searchbox").fill("1 of 4321")
     expect(list_of(page)).to_have_text(["Talk 4321"])
-    times, computed_s = list[float](), list[float]()
-    for number in (1000, 2000, 3000, 4000, 1500):
-        with processor_time(page) as spent_s:
-            times.append(page.evaluate(FIND, [f"1 of {number}.", f"Talk {number}"]))
-        computed_s += spent_s
-    # Milliseconds from the letter typed to the list drawn; others compute here, too, so what it computed may count.
-    assert min(times) < 100 or min(computed_s) < 0.05, (times, computed_s)
+    times: list[float] = []  # milliseconds from the letter typed to the list drawn
+    for number in (1000, 2000, 3000, 4000, 1500, 2500, 3500, 4500, 1200, 2200, 3200, 4200):
+        times.append(page.evaluate(FIND, [f"1 of {number}.", f"Talk {number}"]))
+        if len(times) >= 5 and min(times) < 100:  # others compute here, too, so it has some more tries
+            break
+    assert min(times) < 100, times
     waits_s: list[float] = []
     while len(waits_s) < 4 and min(waits_s, default=math.inf) >= 3:
         page.reload()

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from demo_adapters import write_gguf_adapter
+from free_ports import find_port
 
 from mlxr.loading import ASSETS
 
@@ -52,11 +53,6 @@ def read_steps(text: str) -> list[tuple[str, str | None]]:
     return steps
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment of a reader: commands on the path, a home and a hub of their own."""
@@ -77,7 +73,7 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str,
 @pytest.fixture(scope="module")
 def port(surroundings: dict[str, str]) -> Iterator[int]:
     """The port of a server as step 3 of the first page starts it."""
-    port = free_port()
+    port = find_port()
     command = [sys.executable, "-m", "mlxr", "serve", "demo", "--port", str(port)]
     server = subprocess.Popen(command, env=surroundings, stderr=subprocess.DEVNULL, start_new_session=True)
     ends = time.monotonic() + START_S
@@ -94,7 +90,7 @@ def run_page(text: str, folder: Path, environment: dict[str, str], port: int) ->
     steps = read_steps(text)
     script = "".join(f"{step}\necho; echo '{MARK}'\n" for step, _ in steps)
     script = re.sub(r"^mlxr serve demo &$", ":", script, flags=re.MULTILINE)  # it is already running
-    script = script.replace("11434", str(port)).replace("11435", str(free_port()))
+    script = script.replace("11434", str(port)).replace("11435", str(find_port()))
     output = b""
     ends = time.monotonic() + PAGE_S
     with (

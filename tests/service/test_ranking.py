@@ -17,7 +17,8 @@ from mlxr import LLM
 from mlxr.conversion import plan_tensors, write_model
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.settings import Settings
-from mlxr.loading import open_source
+from mlxr.engine.memory_plan import measure_conversation
+from mlxr.loading import is_mostly_quantized, open_source
 from mlxr.service.embedding import TEMPLATE
 from mlxr.service.opening import build_engine
 
@@ -56,10 +57,17 @@ def test_an_encoder_keeps_pages_as_exact_as_its_weights(tmp_path: Path) -> None:
         with LLM(path, threads=1, kv_type=kv_type) as llm:
             return llm._session._engine.call(lambda engine: engine._arena.arenas[0].page_bytes)
 
+    def foresee_text(path: Path) -> int:
+        source = open_source(path)
+        with source.file:
+            is_quantized = is_mostly_quantized(source.tensors)
+            return measure_conversation(source.config, Settings(device="cpu"), is_quantized=is_quantized)[1]
+
     folder = make_encoder_folder(tmp_path / "folder", "bert-ranks")
     halves, blocks = (convert_folder(folder, tmp_path / f"{recipe}.gguf", recipe) for recipe in ("f16", "q8_0"))
     assert measure_page(folder) == measure_page(halves) == 2 * measure_page(blocks)
     assert measure_page(blocks, "f32") == measure_page(folder)
+    assert foresee_text(folder) == foresee_text(halves) == 2 * foresee_text(blocks)
 
 
 def test_a_pair_is_what_the_tokenizer_makes_of_it(tmp_path: Path) -> None:

@@ -242,11 +242,24 @@ def read_bytes(given: Completion) -> tuple[object, ...]:
 
 
 def is_whole(llm: LLM, case: Case, given: Completion) -> bool:
-    """Return True if the answer may end where it does, by its grammar, or has the only call that it may have.
+    """Return True if the grammar of a case takes the answer, and it may end there or has the only call it may have.
 
-    Such a call ends the answer: the mark behind it is not given out.
+    Such a call ends the answer: the mark behind it is not given out. The masks are not asked about the tokens: where a
+    grammar leaves no choice they allow one way to spell the text, and an answer may be closed in another.
     """
-    return may_end(llm, case, given.token_ids) or (not case.request.parallel_tool_calls and has_whole_call(given))
+    constraint = llm._session._preparation.prepare(case.request).request.constraint
+    assert constraint is not None
+    ends = llm._session.tokenizer.eos_ids
+    text = list(takewhile(lambda token_id: token_id not in ends, given.token_ids))
+    if constraint.count_allowed(text) < len(text):
+        return False
+    if not case.request.parallel_tool_calls and has_whole_call(given):
+        return True
+    for token_id in text:
+        constraint.accept(token_id)
+    mask = np.zeros(-(-llm._session.config.vocab_size // 32), np.uint32)
+    constraint.fill_mask(mask)
+    return any(mask[end // 32] >> np.uint32(end % 32) & 1 for end in ends)
 
 
 def has_whole_call(given: Completion) -> bool:
@@ -255,25 +268,6 @@ def has_whole_call(given: Completion) -> bool:
         return bool(given.tool_calls) and json.loads(given.tool_calls[-1].arguments) is not None
     except ValueError:
         return False
-
-
-def may_end(llm: LLM, case: Case, token_ids: Sequence[int]) -> bool:
-    """Return True if the grammar of a case takes these tokens, and an end behind them.
-
-    The masks are not asked about the tokens themselves: where a grammar leaves no choice they allow one way to spell
-    the text, and an answer may be closed in another.
-    """
-    constraint = llm._session._preparation.prepare(case.request).request.constraint
-    assert constraint is not None
-    ends = llm._session.tokenizer.eos_ids
-    text = list(takewhile(lambda token_id: token_id not in ends, token_ids))
-    if constraint.count_allowed(text) < len(text):
-        return False
-    for token_id in text:
-        constraint.accept(token_id)
-    mask = np.zeros(-(-llm._session.config.vocab_size // 32), np.uint32)
-    constraint.fill_mask(mask)
-    return any(mask[end // 32] >> np.uint32(end % 32) & 1 for end in ends)
 
 
 @dataclass

@@ -203,9 +203,10 @@ def is_light(config: ModelShape) -> bool:
     return not config.is_causal and sum(12 * (config.heads * shape.head_dim) ** 2 for shape in shapes) <= LIGHT_MACS
 
 
-def choose_kv_type(ctx: Context, config: ModelShape, settings: ModelSettings) -> KVType:
-    """Return the type of the numbers in pages by the settings, else the one for a model whose weights are exact."""
-    return parse_kv_type(settings.kv_type) or default_kv_type(ctx, is_causal=config.is_causal)
+def choose_kv_type(ctx: Context, config: ModelShape, settings: ModelSettings, *, is_quantized: bool = False) -> KVType:
+    """Return the type of the numbers in pages: the setting, else the default of such a model."""
+    default = default_kv_type(ctx, is_causal=config.is_causal, is_quantized=is_quantized)
+    return parse_kv_type(settings.kv_type) or default
 
 
 def plan_arenas(
@@ -275,12 +276,17 @@ def _part(nbytes: int | None, share: float) -> int | None:
 
 
 def estimate_arena(
-    config: ModelShape, settings: ModelSettings, memory_bytes: int | None, draft: ModelShape | None = None
+    config: ModelShape,
+    settings: ModelSettings,
+    memory_bytes: int | None,
+    draft: ModelShape | None = None,
+    *,
+    is_quantized: bool = False,
 ) -> int:
     """Return the bytes of the arenas that an `Engine` with these arguments would make now on the settings' device.
 
-    Of several GPUs, those of the first one. No model is needed. Raises SettingError and DeviceError as making the
-    engine does.
+    Of several GPUs, those of the first one. No model is needed, but to know if most of its weights are quantised.
+    Raises SettingError and DeviceError as making the engine does.
     """
     if settings.gpus > 1 and isinstance(config, Model):
         config = share_model(config, Place(0, settings.gpus))
@@ -288,11 +294,14 @@ def estimate_arena(
     tokens = choose_context(settings.context_tokens, config.context_length)
     plan = plan_memory(replace(settings, store_bytes=0), tokens, shares_prefixes=True, has_fingerprint=True)
     ctx = Context(chosen, 1 if chosen == "cpu" else None)
+    settings = replace(settings, kv_type=choose_kv_type(ctx, config, settings, is_quantized=is_quantized))
     arenas = plan_arenas(ctx, config, draft, plan, settings, context_tokens=tokens, memory_bytes=memory_bytes)
     return sum(arena.nbytes for arena in arenas if arena is not None)
 
 
-def measure_conversation(config: ModelShape, settings: ModelSettings, tokens: int | None = None) -> tuple[int, int]:
+def measure_conversation(
+    config: ModelShape, settings: ModelSettings, tokens: int | None = None, *, is_quantized: bool = False
+) -> tuple[int, int]:
     """Return the tokens of a conversation, `tokens` or a whole context at most, and the bytes of cache that it fills.
 
     Allocates only one page of each kind, to measure it. Raises SettingError and DeviceError.
@@ -302,7 +311,8 @@ def measure_conversation(config: ModelShape, settings: ModelSettings, tokens: in
     device = choose_device(settings.device)
     groups = form_groups(config.cache_layers)
     ctx = Context(device, 1 if device == "cpu" else None)
-    sizes = measure_pages(ctx, groups, settings.page_size, parse_kv_type(settings.kv_type))
+    kind = choose_kv_type(ctx, config, settings, is_quantized=is_quantized)
+    sizes = measure_pages(ctx, groups, settings.page_size, kind)
     pages = [shape.count_resting(held, settings.page_size) for shape in groups.shapes]
     return held, sum(count * size for count, size in zip(pages, sizes, strict=True))
 

@@ -430,7 +430,7 @@ def list_files(model: SourceModel) -> tuple[Path, ...]:
 _NAMED = (AffineBlocks, Float4Tensor, Float8Tensor, FloatGroups, LevelsTensor)
 
 
-def is_mostly_quantized(tensors: Mapping[str, TensorSource]) -> bool:
+def is_mostly_quantized(tensors: Mapping[str, WeightSource]) -> bool:
     """Return True if most weights are of types whose values share a scale."""
     sizes = Counter[bool]()
     for tensor in tensors.values():

@@ -12,7 +12,7 @@ from mlxr.core.errors import DoesNotFit, MlxrError
 from mlxr.core.frozen import frozen
 from mlxr.core.settings import Settings
 from mlxr.engine.memory_plan import estimate_arena, measure_conversation, read_room_bytes
-from mlxr.loading import open_source
+from mlxr.loading import is_mostly_quantized, open_source
 from mlxr.registry import ModelRecord
 from mlxr.service.model_pool import MIN_ARENA_BYTES, ModelPool, Room, measure_weights
 from mlxr.service.opening import find_draft_config
@@ -64,7 +64,8 @@ async def find_conversation_need(record: ModelRecord, settings: Settings, tokens
     def measure() -> tuple[int, int]:
         source = open_source(record.path)
         source.file.close()
-        return measure_conversation(source.config, settings, tokens)
+        is_quantized = is_mostly_quantized(source.tensors)
+        return measure_conversation(source.config, settings, tokens, is_quantized=is_quantized)
 
     return await asyncio.to_thread(measure)
 
@@ -82,6 +83,8 @@ def _plan_cache(record: ModelRecord, settings: Settings, weight_bytes: int, free
     rooms = [free_bytes] if machine_bytes is None else [free_bytes, machine_bytes]
     try:
         draft = find_draft_config(record.path, settings)
-        return estimate_arena(source.config, settings, min(rooms) - weight_bytes, draft), None
+        is_quantized = is_mostly_quantized(source.tensors)
+        room_bytes = min(rooms) - weight_bytes
+        return estimate_arena(source.config, settings, room_bytes, draft, is_quantized=is_quantized), None
     except MlxrError as error:
         return settings.arena_bytes or MIN_ARENA_BYTES, f"{record.short_name}: {error}"

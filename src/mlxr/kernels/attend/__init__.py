@@ -58,9 +58,13 @@ def default_kv_type(ctx: Context, *, is_causal: bool = True, is_quantized: bool 
     An encoder, which is not causal, reads them once and is made for exact vectors: f32, unless its weights are
     quantised, which rounds far more than bf16 does, and f16 on a GPU, whose matrix units read no more.
     """
-    if ctx.device == "reference" or not (is_causal or is_quantized or ctx.gpu is not None):
+    if ctx.device == "reference":
         return "f32"
-    return "bf16" if is_causal or ctx.gpu is None else "f16"
+    if is_causal:
+        return "bf16"
+    if ctx.gpu is not None:
+        return "f16"
+    return "bf16" if is_quantized else "f32"
 
 
 def allocate_pools(
