@@ -579,5 +579,5 @@ extern "C" const mlxr::ProbeTable* mlxr_probe_amx() noexcept {
 }
 
 extern "C" const mlxr::OperatorTable* mlxr_operators_amx() noexcept {
-    return mlxr_operators_avx512bf16();
+    return mlxr_operators_avx512();
 }

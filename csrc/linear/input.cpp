@@ -96,7 +96,10 @@ void Needs::add(const Runtime& runtime, const LinearWeight& weight) {
 std::byte* lay_out(const Runtime& runtime, const Needs& needs, LinearInput& input, std::byte* at) {
     Places places(at);
     const int64_t tokens = (input.tokens + input.tile - 1) / input.tile * input.tile;
-    if (needs.pairs) input.pairs = places.take<uint32_t>(tokens * ((input.columns + 1) / 2));
+    if (needs.pairs) {
+        input.pair_words = operator_table(runtime.isa)->kept_words;
+        input.pairs = places.take<uint32_t>(tokens * ((input.columns + 1) / 2) * input.pair_words);
+    }
     if (needs.groups.any) {
         Activations& a = input.groups;
         const int64_t items = lay_out_bytes(needs.groups, input, tokens, a, places);
@@ -163,9 +166,11 @@ void copy_token(const LinearInput& from, const LinearInput& to, int64_t token, f
     copy_activations(from.spans, to.spans, token, true);
     copy_activations(from.shorts, to.shorts, token, false);
     if (to.pairs != nullptr) {
-        const int64_t words = (to.columns + 1) / 2;
-        const int64_t first = token / to.tile * words * to.tile + token % to.tile;
-        for (int64_t i = 0; i < words; ++i) to.pairs[first + i * to.tile] = from.pairs[i];
+        const int64_t pairs = (to.columns + 1) / 2, words = to.pair_words;
+        const int64_t first = token / to.tile * pairs * to.tile + token % to.tile;
+        for (int64_t i = 0; i < pairs; ++i) {
+            std::copy_n(from.pairs + i * words, words, to.pairs + (first + i * to.tile) * words);
+        }
     }
     if (floats != nullptr) std::copy_n(from.x, to.columns, floats + token * to.columns);
 }

@@ -29,7 +29,8 @@ struct LinearInput {
     int64_t tokens, columns, tile;
     Activations groups{}, spans{}, shorts{};
     uint32_t* pairs = nullptr;
-    int64_t x_stride = 0;  // from one token to the next, 0 for columns
+    int64_t pair_words = 0;  // of each pair, as the tier keeps them
+    int64_t x_stride = 0;    // from one token to the next, 0 for columns
 
     int64_t stride() const { return x_stride != 0 ? x_stride : columns; }
 };

@@ -292,11 +292,12 @@ struct AttendTask {
     const AttendTask* next;  // what the thread will probably do after it, or null
 };
 
-// Rows of activations to pairs of bf16. Tokens lie in tiles as in kernel_table.h, with pairs of columns for groups.
+// Rows of activations to pairs of bf16, kept as the tier likes them. Tokens lie in tiles as in kernel_table.h, with
+// pairs of columns for groups.
 struct NarrowCall {
     const float* x;  // (tokens, columns), x_stride from one token to the next
     int64_t columns, x_stride, tile;
-    uint32_t* words;  // an odd last column is the low half of its word
+    uint32_t* words;  // kept_words of each pair; beside an odd last column stands a zero
 };
 
 // Tokens times bf16 weights in blocks of 32 rows, which hold for each pair of columns a word of each row.
@@ -342,6 +343,7 @@ struct LogitScan {
 constexpr int64_t kScanBlock = 512;
 
 struct OperatorTable {
+    int64_t kept_words;  // of a pair of bf16 among narrowed rows: 1, or 2 where each number is an f32 (pairs.inc)
     void (*rms_norm)(const RmsNormCall& call, int64_t row_first, int64_t row_last);
     void (*layer_norm)(const LayerNormCall& call, int64_t row_first, int64_t row_last);
     void (*rope)(const RopeCall& call, int64_t token_first, int64_t token_last);

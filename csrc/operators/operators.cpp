@@ -29,6 +29,7 @@
 namespace {
 
 constexpr mlxr::OperatorTable kTable{
+    kKeptWords,
     rms_norm,
     layer_norm,
     rope,

@@ -133,7 +133,7 @@ int read_sysctl(const char* name) {
 bool can_run(Isa isa) {
     if (isa == Isa::portable) return true;
 #if defined(__linux__) && defined(MLXR_X86)
-    if (isa == Isa::amx) return can_run(Isa::avx512bf16) && may_use_amx();
+    if (isa == Isa::amx) return can_run(Isa::avx512) && may_use_amx();
 #endif
 #if defined(MLXR_X86)
     // These builtins also ask XGETBV whether the operating system saves the wide registers.
@@ -150,6 +150,16 @@ bool can_run(Isa isa) {
     return isa == Isa::neon && (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
 #elif defined(MLXR_ARM) && defined(__APPLE__)
     return isa == Isa::neon && read_sysctl("hw.optional.arm.FEAT_DotProd") != 0;
+#else
+    return false;
+#endif
+}
+
+// Whether a pair of bf16 takes the processor longer than two multiply-adds: see best_isa.
+bool is_slow_with_pairs() {
+#if defined(MLXR_X86)
+    __builtin_cpu_init();
+    return __builtin_cpu_is("intel");
 #else
     return false;
 #endif
@@ -185,7 +195,9 @@ bool isa_available(Isa isa) {
 
 Isa best_isa() {
     for (int i = kIsaCount - 1; i > 0; --i) {
-        if (isa_available(static_cast<Isa>(i))) return static_cast<Isa>(i);
+        const Isa isa = static_cast<Isa>(i);
+        if (isa == Isa::avx512bf16 && is_slow_with_pairs()) continue;
+        if (isa_available(isa)) return isa;
     }
     return Isa::portable;
 }

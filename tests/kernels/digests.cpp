@@ -160,7 +160,7 @@ void multiply_floats(const mlxr::KernelTable& table, const mlxr::OperatorTable& 
             if (type == mlxr::Type::f32) {
                 table.dense({weights.data(), kColumns, 0, 2, kRows, x.data(), tokens, out.data(), kRows, bias.data()});
             } else {
-                Array<uint32_t> words(static_cast<size_t>(tokens * kColumns / 2));
+                Array<uint32_t> words(static_cast<size_t>(tokens * kColumns / 2 * operators.kept_words));
                 operators.narrow_rows({x.data(), kColumns, kColumns, tokens, words.data()}, 0, tokens);
                 operators.multiply_dense_pairs({reinterpret_cast<const uint32_t*>(weights.data()), kColumns, kRows,
                                                 words.data(), tokens, out.data(), kRows, bias.data()},

@@ -533,7 +533,7 @@ def test_weights_come_and_go_beside_each_other() -> None:
 
 def test_threads_are_bounded_by_the_machine() -> None:
     assert 1 <= native.default_threads() <= 4096
-    assert native.best_isa() == ISAS[-1]
+    assert native.best_isa() in ISAS[-2:]  # Intel's are faster without avx512bf16
     assert ISAS[0] == "portable"
 
 
