@@ -414,6 +414,7 @@ PIXEL_SIZES = (
     *((64, 64), (256, 256), (333, 111), (20, 3000), (1000, 5), (97, 211), (2, 400), (3000, 15), (72, 40), (40, 24)),
     *((88, 88), (100, 100), (56, 112), (500, 499), (641, 359), (359, 641), (7, 9), (1, 3), (130, 65), (384, 512)),
 )
+LONG_SIZES = (20_000, 1), (1, 20_000)  # which Qwen's processor refuses and Pixtral's fails with
 # The processor of LFM2-VL fails if a whole picture beside its tiles is longer than they are.
 SPREAD_SIZES = *(size for size in PIXEL_SIZES if max(size) < 3000), (300, 40), (120, 500)
 Pixels = list[np.ndarray]
@@ -685,7 +686,8 @@ def write_pixels() -> None:
     stated = []
     for rule, prepare in list_pixel_rules():
         rows = []
-        for seed, (height, width) in enumerate(SPREAD_SIZES if rule["kind"] == "spread" else PIXEL_SIZES):
+        sizes = PIXEL_SIZES if rule["kind"] in ("near", "within") else PIXEL_SIZES + LONG_SIZES
+        for seed, (height, width) in enumerate(SPREAD_SIZES if rule["kind"] == "spread" else sizes):
             grid, tiles = prepare(Image.fromarray(draw_picture(height, width, seed)))
             digest = hashlib.sha256(b"".join(tile.tobytes() for tile in tiles)).hexdigest()[:32]
             rows.append([height, width, list(grid), [list(tile.shape[:2]) for tile in tiles], digest])

@@ -27,13 +27,16 @@ def test_what_is_not_said_follows_from_the_device(device: str, sizes: StepSizes)
     assert size_steps(ModelSettings(max_sequences=3), device).max_batch_tokens == sizes.max_batch_tokens
 
 
-@pytest.mark.parametrize(("device", "sizes"), [("cpu", USUAL_SIZES), ("cuda", LIGHT_SIZES["cuda"])])
-def test_small_encoders_have_larger_steps_on_a_gpu(device: str, sizes: StepSizes) -> None:
-    assert size_steps(ModelSettings(), device, is_light=True) == sizes
+@pytest.mark.parametrize(("device", "heads"), [("cpu", 2**7), ("cuda", 2**10)])
+def test_small_encoders_have_larger_steps(device: str, heads: int) -> None:
+    assert size_steps(ModelSettings(), device, is_light=True) == LIGHT_SIZES[device]
     encoder = replace(FakeModel().config, is_causal=False)
-    assert is_light(encoder)
-    assert not is_light(replace(encoder, heads=2**12))
-    assert not is_light(FakeModel().config)
+    assert is_light(encoder, device)
+    assert is_light(replace(encoder, heads=heads), device)
+    assert not is_light(replace(encoder, heads=2 * heads), device)
+    assert not is_light(FakeModel().config, device)
+    assert not is_light(encoder, "metal")
+    assert size_steps(ModelSettings(), "metal", is_light=True) == SIZES["metal"]
 
 
 @pytest.mark.parametrize(("device", "sizes"), [("cpu", USUAL_SIZES), ("cuda", ROOM_SIZES["cuda"])])

@@ -312,7 +312,10 @@ USUAL_SIZES = StepSizes(512, 64, 512)
 GPU_SIZES = StepSizes(2048, 128, 2048)  # from this size on, a GPU's products are bound by arithmetic
 SIZES = {"cuda": GPU_SIZES, "metal": StepSizes(512, 16, 512)}  # by device; a Mac's GPU computes a tenth of that
 ROOM_SIZES = {"cuda": StepSizes(4096, 128, 4096)}  # with much free memory: weights are expanded half as often
-LIGHT_SIZES = {"cuda": StepSizes(16384, 256, 16384)}  # for small encoders, whose launches take longer than their work
+LIGHT_SIZES = {  # for small encoders, for which what surrounds a step takes as long as much of its work
+    "cpu": StepSizes(1024, 64, 1024),
+    "cuda": StepSizes(16384, 256, 16384),
+}
 
 
 def size_steps(settings: ModelSettings, device: str, *, is_light: bool = False, has_room: bool = False) -> StepSizes:

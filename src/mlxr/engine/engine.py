@@ -149,7 +149,7 @@ class Engine:
         encoder: Encoder | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        sizes = size_steps(settings, ctx.device, is_light=is_light(model.config), has_room=ctx.has_room)
+        sizes = size_steps(settings, ctx.device, is_light=is_light(model.config, ctx.device), has_room=ctx.has_room)
         _check_positive(settings, "page_size", "max_waiting")
         _check_positive(sizes, "max_batch_tokens", "max_sequences", "prefill_chunk_tokens")
         self._ctx, self._config, self._clock = ctx, model.config, clock

@@ -53,7 +53,7 @@ class Memory(Protocol):
 
 
 MIN_ARENA_BYTES = 64 * 2**20  # a smaller cache would serve hardly any request
-LIGHT_MACS = 2**29  # multiply-adds of a token: 18 TFLOP for a step of 16,384 tokens
+LIGHT_MACS = {"cpu": 2**24, "cuda": 2**29}  # multiply-adds of a token: 34 GFLOP and 18 TFLOP for a step of LIGHT_SIZES
 KV_CACHES = ("auto", "paged", "simple")
 
 
@@ -181,7 +181,7 @@ def plan_arena(
     """
     groups, kind = form_groups(config.cache_layers), choose_kv_type(ctx, config, settings)
     page_bytes = measure_pages(ctx, groups, plan.page_size, kind)
-    steps = size_steps(settings, ctx.device, is_light=is_light(config), has_room=ctx.has_room)
+    steps = size_steps(settings, ctx.device, is_light=is_light(config, ctx.device), has_room=ctx.has_room)
     needs = PageNeeds(groups.shapes, plan.page_size, steps.max_sequences, context_tokens, steps.max_batch_tokens)
     if plan.shares_prefixes:
         needs = replace(needs, snapshot_pages=space_snapshots(page_bytes, needs, settings.snapshot_percent))
@@ -196,11 +196,12 @@ def plan_arena(
     return ArenaPlan(groups, plan.page_size, kind, chosen, page_bytes, needs.snapshot_pages)
 
 
-def is_light(config: ModelShape) -> bool:
+def is_light(config: ModelShape, device: str) -> bool:
     """Return True if a model is an encoder with so little work for a token, by the width of its heads, that it pays to
-    compute many texts in a step."""
+    compute many texts in a step on the device."""
     shapes = [shape for shape in config.cache_layers if isinstance(shape, CacheShape)]
-    return not config.is_causal and sum(12 * (config.heads * shape.head_dim) ** 2 for shape in shapes) <= LIGHT_MACS
+    macs = sum(12 * (config.heads * shape.head_dim) ** 2 for shape in shapes)
+    return not config.is_causal and macs <= LIGHT_MACS.get(device, 0)
 
 
 def choose_kv_type(ctx: Context, config: ModelShape, settings: ModelSettings, *, is_quantized: bool = False) -> KVType:

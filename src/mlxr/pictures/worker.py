@@ -33,8 +33,11 @@ class PictureRefused(Exception):
     """The picture cannot be read. The message says why, and continues "the picture"."""
 
 
-def read(data: bytes) -> Image.Image:
-    """Return the picture upright, in three colours of 8 bits, with a white background if it is transparent."""
+def read(data: bytes, max_ratio: float = math.inf) -> Image.Image:
+    """Return the picture upright, in three colours of 8 bits, with a white background if it is transparent.
+
+    It is refused if one side is longer than `max_ratio` times the other.
+    """
     try:
         image = Image.open(io.BytesIO(data), formats=[name for name in FORMATS if name in Image.OPEN])
     except Image.DecompressionBombError as error:
@@ -44,8 +47,10 @@ def read(data: bytes) -> Image.Image:
     width, height = image.size
     if width * height > MAX_PIXELS:
         raise PictureRefused(f"has {width} x {height} pixels, more than {MAX_PIXELS}; send a smaller one")
-    if min(width, height) < 1 or max(width, height) > MAX_RATIO * min(width, height):
-        raise PictureRefused(f"has {width} x {height} pixels; its sides may differ by a factor of {MAX_RATIO}")
+    if min(width, height) < 1:
+        raise PictureRefused(f"has {width} x {height} pixels")
+    if max(width, height) > max_ratio * min(width, height):
+        raise PictureRefused(f"has {width} x {height} pixels; its sides may differ by a factor of {max_ratio}")
     try:
         image.load()
         return _flatten(ImageOps.exif_transpose(image))
@@ -210,11 +215,12 @@ _KINDS = {
     "spread": _take_spread,
     "grid": _take_grid,
 }
+_BOUNDED = ("near", "spread", "within")  # whose processors refuse, or fail with, what is longer than that
 
 
 def prepare(data: bytes, rule: dict[str, Any]) -> Tiles:
     """Return the picture prepared by `rule`, whole or in tiles."""
-    return _KINDS[rule["kind"]](read(data), rule)
+    return _KINDS[rule["kind"]](read(data, MAX_RATIO if rule["kind"] in _BOUNDED else math.inf), rule)
 
 
 def main() -> None:
