@@ -168,7 +168,7 @@ $(VENV)/bin/python $(PEERS)/bin/python $(CLIENTS)/bin/python $(AGENTS)/bin/pytho
 $(VENV)/.installed $(PEERS)/.installed: %/.installed: %/bin/python $(SOURCES)
 	@echo "building mlxr in $* ($(if $(filter native,$(TIERS)),for this machine: two to three,about four) minutes on two cores) ..."
 	@$*/$(PIP_INSTALL) $(BUILD_TOOLS)
-	@$*/bin/python -c '$(NEEDS)' >$*/needs.txt
+	@$*/bin/python -c '$(NEEDS)' >$*/needs.txt && $*/bin/python -c '$(EXTRA)' images >>$*/needs.txt
 	@$*/$(PIP_INSTALL) -r $*/needs.txt & needs=$$!; $*/$(call BUILD,$(TIERS)) \
 		|| { kill $$needs; exit 1; }; wait $$needs  # pip downloads while the compiler works
 	@$*/bin/python -m compileall -q src/mlxr  # as pip does with what it copies; otherwise the first start does, if it may
