@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from cache_world import FULL, PAGE_SIZE, STATE, World
 
 from mlxr.cache.arena import StateArena
-from mlxr.cache.group import Snapshot
+from mlxr.cache.group import POPULATED_AHEAD, Snapshot
 from mlxr.cache.shapes import (
     CachePlace,
     CacheShape,
@@ -91,6 +92,31 @@ def test_a_step_reads_one_slot_and_writes_another() -> None:
     assert table.held_pages[1] == 2
     world.cache.release(table)
     assert world.cache.stats().used_pages == world.cache.stats().cached_pages == 0
+
+
+def test_memory_of_the_next_slots_is_taken_once_when_a_sequence_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(StateArena, "populate", lambda _, pages: taken.extend(pages))
+    world = World(layers=HYBRID)
+    for first in range(3):
+        world.serve([token + 100 * first for token in TEXT])
+    group = world.cache.groups[-1]
+    assert taken == list(range(taken[0], taken[0] + len(taken)))
+    assert taken[-POPULATED_AHEAD:] == group.pager.list_fresh(POPULATED_AHEAD)
+    group.limit(0, None)
+    before = len(taken)
+    group.populate_ahead()
+    assert not taken[before:]  # beyond the limit
+
+
+def test_slots_are_taken_in_the_background_with_what_they_hold() -> None:
+    arena = StateArena(Context("reference"), StatesShape((StateShape(5), StateShape(7))), slots=3, page_size=4)
+    arena.states[0][1], arena.states[1][2] = 2.5, -1
+    arena.populate([0, 1, 2])
+    for thread in threading.enumerate():
+        if thread.name == "mlxr-memory":
+            thread.join(60)
+    assert [pool.sum() for pool in arena.states] == [12.5, -7]
 
 
 def test_the_slot_after_the_next_one_is_told_where_it_is_known() -> None:

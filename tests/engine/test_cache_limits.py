@@ -10,7 +10,7 @@ import pytest
 from fake_model import FULL, STATE, FakeConfig, FakeModel, answer_of, expect_greedy, generate, make_engine, run_all
 
 from mlxr.cache.shapes import CacheShape, LayerCache
-from mlxr.core.memory import discard, read_unit_bytes
+from mlxr.core.memory import discard, populate, read_unit_bytes
 from mlxr.core.types import SamplingParams
 from mlxr.engine.request import EngineRequest
 
@@ -101,6 +101,20 @@ def test_memory_that_is_given_back_is_free_and_reads_as_zeros() -> None:
     assert before - _read_resident() > nbytes // 2
     assert array[:10].all()
     assert not array[2**13 : -(2**13)].any()
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="the system does not tell what is resident")
+def test_memory_that_is_taken_early_keeps_what_is_written() -> None:
+    nbytes = 2**25
+    array = np.zeros(nbytes, np.uint8)
+    array[:10] = 7
+    before = _read_resident()
+    populate(array.ctypes.data + 5, nbytes - 5)
+    if _read_resident() == before:
+        pytest.skip("the system takes no memory early")  # Linux before 5.14
+    assert _read_resident() - before > nbytes // 2
+    assert (array[:11] == [7] * 10 + [0]).all()
+    populate(0, 4096)  # nothing is there, and nothing happens
 
 
 def _read_resident() -> int:

@@ -30,7 +30,11 @@ class PagerHistory(RuleBasedStateMachine):
             with pytest.raises(OutOfPages, match=f"{pages} cache pages .* has {free}"):
                 self.pager.allocate(pages)
         else:
-            self.holders.append(self.pager.allocate(pages))
+            ahead, written = self.pager.list_fresh(pages), self.pager.written_pages
+            taken = self.pager.allocate(pages)
+            fresh = [page for page in taken if page in ahead]
+            assert fresh == ahead[: self.pager.written_pages - written]
+            self.holders.append(taken)
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data())

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
+from threading import Thread
 from typing import Any
 
 from mlxr.cache.page_table import PageCopy
 from mlxr.cache.shapes import CacheGroups, CacheShape, GroupShape, StatesShape
 from mlxr.core.errors import SettingError
+from mlxr.core.work_threads import LEAST_URGENT, give_way
 from mlxr.kernels.attend import KV_TYPES, KVType, allocate_pools
 from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import (
@@ -27,6 +29,7 @@ from mlxr.kernels.tensor import (
     is_on_host,
     measure_written,
     pool_type,
+    populate_pages,
     read_page,
     write_page,
 )
@@ -69,6 +72,9 @@ class PoolSet:
         for start, stop in _find_runs(pages):
             for pool in self._pools:
                 discard_pages(pool, start, stop)
+
+    def populate(self, pages: Sequence[int]) -> None:
+        """Take memory for `pages`, which were not written yet, in the background. Only large pages are worth it."""
 
     def copy_pages(self, copies: Iterable[PageCopy]) -> None:
         """Copy whole pages in every layer, in order; the bytes are counted in the ledger."""
@@ -177,6 +183,21 @@ class StateArena(PoolSet):
     def layers(self) -> int:
         """Layers that have pools here."""
         return len(self.states)
+
+    def populate(self, pages: Sequence[int]) -> None:
+        """Take memory for `pages`, slots of states that were not written yet, in the background.
+
+        A system that gives memory slowly, as virtual machines do, would hold a step up for as long as 100 tokens take.
+        """
+
+        def take() -> None:
+            give_way(LEAST_URGENT)
+            for page in pages:
+                for pool in self._pools:
+                    populate_pages(pool, page, page + 1)
+
+        if pages and self.is_on_host:
+            Thread(target=take, name="mlxr-memory", daemon=True).start()
 
 
 class ModelArena:

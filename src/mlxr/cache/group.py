@@ -22,6 +22,7 @@ from mlxr.cache.shapes import CacheShape, StatesShape
 from mlxr.core.stats import EvictionCause, GroupStats
 
 MAX_REUSE_CREDIT = 3
+POPULATED_AHEAD = 2  # states: that at the end of a prompt, and that at the end of its answer
 Rank = tuple[int, int, int]
 
 
@@ -120,6 +121,7 @@ class CacheGroup:
         self._may_go = partial(_may_go, self.index, self.pager)
         self._queue = EvictionQueue(arena.pages, self._may_go)
         self.evictions: Counter[EvictionCause] = Counter()
+        self._populated: list[int] = []
 
     @property
     def available_pages(self) -> int:
@@ -145,6 +147,7 @@ class CacheGroup:
         for _ in range(min(pager.cached_pages, excess_pages - written_free)):
             self._give_up(EvictionCause.SHRINK, writer)
         self.arena.discard(pager.give_back())
+        self._populated = []
 
     def first_needed(self, boundary: int) -> int:
         """Return the first page needed to go on after `boundary` pages; all from it to the boundary are needed."""
@@ -268,6 +271,12 @@ class CacheGroup:
         self.index.let_go(entries)
         for entry in entries:
             self.requeue(entry)
+
+    def populate_ahead(self) -> None:
+        """Take memory in the background for the pages that are written next, a conversation's next turn as a rule."""
+        ahead = self.pager.list_fresh(POPULATED_AHEAD)
+        self.arena.populate([page for page in ahead if page not in self._populated])
+        self._populated = ahead
 
     def drop_holds(self, pages: Iterable[int]) -> None:
         """Release pages that were held for a moment, without counting that as a use."""

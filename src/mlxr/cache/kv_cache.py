@@ -204,6 +204,7 @@ class KVCache:
         stored = self._describe(table)
         for group, own in zip(self.groups, table.groups, strict=True):
             group.release(own)
+            group.populate_ahead()
         if self.writer is not None:
             self.writer.offer(stored, time.time_ns(), released=True)
 

@@ -178,6 +178,11 @@ class Pager:
         self._fresh = sorted([*self._fresh, *pages], reverse=True)
         return pages
 
+    def list_fresh(self, pages: int) -> list[int]:
+        """Return the next pages to be allocated that are not written yet, at most `pages`."""
+        count = min(pages, self.spare_pages - len(self._free))
+        return self._fresh[: -count - 1 : -1]
+
     def _note(self, pages: Iterable[int]) -> None:
         if self.notes is not None:
             self.notes.touched.update(pages)

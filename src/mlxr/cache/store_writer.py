@@ -5,7 +5,7 @@ comes: an indexed page never changes, so it must only not be evicted during the 
 before its turn is copied aside, as long as there is room for that. If there is no room, the page is dropped and
 counted: a slow disk costs cached pages, never time and never memory. Only the engine's thread reads pages of a device,
 so these are all copied aside, a bounded number at a time; while sequences run, that thread spends a small share of its
-time on it.
+time on it. The writer's thread has a low priority, so that steps go on.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from threading import Condition, Thread
 from mlxr.cache.arena import PoolSet
 from mlxr.cache.store import PageName, PageStore, allocate_payload
 from mlxr.core.stats import StoreDrop, StorePlace, StoreStats
+from mlxr.core.work_threads import give_way
 from mlxr.kernels.tensor import ByteArray
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 MAX_QUEUED_PAGES = 16384
 MAX_ASIDE_BYTES = 64 * 2**20
 DEPTH_NS = 1000  # a deeper page counts as used this much earlier
+NICENESS = 10  # of the thread, which then gets some tenth of a processor that others want
 COPY_SHARE = 1 / 20  # of the engine's time goes into copying pages of a device while sequences run
 
 
@@ -225,6 +227,7 @@ class StoreWriter:
             self._thread.start()
 
     def _run(self) -> None:
+        give_way(NICENESS)  # checksums and the system's copies take as long as a short prompt
         buffer = allocate_payload(self._largest_bytes)
         while (taken := self._next(buffer)) is not None:
             name, payload, stamp_ns = taken

@@ -145,7 +145,7 @@ class WorkThreads:
 
     def _serve(self) -> None:
         if self._niceness:
-            _give_way(self._niceness)
+            give_way(self._niceness)
         while (piece := self._take()) is not None:
             late_s = self._clock() - piece.since_s
             if self._patience_s is not None and late_s > self._patience_s:
@@ -212,7 +212,7 @@ class _Work:
             self._tell()
 
 
-def _give_way(niceness: int) -> None:
+def give_way(niceness: int) -> None:
     """Lower this thread's priority by `niceness`; changes nothing where threads share one priority."""
     if os.uname().sysname == "Linux":
         with contextlib.suppress(OSError):

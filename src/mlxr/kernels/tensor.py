@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.core.memory import discard, read_unit_bytes
+from mlxr.core.memory import discard, populate, read_unit_bytes
 
 if TYPE_CHECKING:
     from mlxr.kernels.context import Context
@@ -234,6 +234,13 @@ def discard_pages(pool: PoolArray, start: int, stop: int) -> None:
     if isinstance(pool, np.ndarray):
         part = pool[start:stop]
         discard(part.ctypes.data, part.nbytes)
+
+
+def populate_pages(pool: PoolArray, start: int, stop: int) -> None:
+    """Let the system give the memory of pages `start` to `stop` - 1 before they are written. On a GPU, do nothing."""
+    if isinstance(pool, np.ndarray):
+        part = pool[start:stop]
+        populate(part.ctypes.data, part.nbytes)
 
 
 def copy_page(pool: PoolArray, source: int, target: int) -> None:
