@@ -240,7 +240,7 @@ NB_MODULE(_native, m) {
     m.def(
         "left_out_isas", [] { return list_isas(mlxr::isa_left_out); },
         "Instruction sets that this build could have, but was made without for one machine alone, lowest first.");
-    m.def("best_isa", [] { return mlxr::isa_name(mlxr::best_isa()); }, "The highest of available_isas().");
+    m.def("best_isa", [] { return mlxr::isa_name(mlxr::best_isa()); }, "The fastest of available_isas().");
     m.def("default_threads", &mlxr::default_threads,
           "Physical cores this process may use: affinity mask and cgroup quota taken into account.");
     nb::class_<mlxr::Runtime>(m, "Runtime", "Thread pool, chosen instruction set and scratch memory.")

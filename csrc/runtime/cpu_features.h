@@ -28,9 +28,9 @@ bool isa_left_out(Isa isa);
 //   amx        = AMX-TILE and AMX-INT8 on top of avx512, where Linux lets this process use them: asked once
 bool isa_available(Isa isa);
 
-// The fastest available tier, which is the highest but on Intel's processors without AMX: they take two cycles for
-// vdpbf16ps and half of one for a multiply-add, so that the operators of avx512 are faster there than those of
-// avx512bf16. `portable`, which is then not available either, where this module has none for this machine.
+// The fastest available tier, which is the highest but on Intel's processors without AMX: Emerald Rapids takes two
+// cycles for vdpbf16ps and half of one for a multiply-add, so that the operators of avx512 are faster there than those
+// of avx512bf16. `portable`, which is then not available either, where this module has none for this machine.
 Isa best_isa();
 
 // Threads that may run here at once: physical cores in the affinity mask, no more than the cgroup's CPU quota

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from mlxr.cache.shapes import (
 from mlxr.core.errors import ModelError, OutOfPages, SettingError
 from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.tensor import FloatArray
 
 HYBRID = (STATE, FULL, STATE)
 TEXT = list(range(1, 6 * PAGE_SIZE + 2))
@@ -94,29 +96,55 @@ def test_a_step_reads_one_slot_and_writes_another() -> None:
     assert world.cache.stats().used_pages == world.cache.stats().cached_pages == 0
 
 
-def test_memory_of_the_next_slots_is_taken_once_when_a_sequence_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_the_next_slots_is_taken_when_a_sequence_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
-    monkeypatch.setattr(StateArena, "populate", lambda _, pages: taken.extend(pages))
+    monkeypatch.setattr(StateArena, "populate", lambda _, slots: taken.extend(slots))
     world = World(layers=HYBRID)
-    for first in range(3):
-        world.serve([token + 100 * first for token in TEXT])
     group = world.cache.groups[-1]
-    assert taken == list(range(taken[0], taken[0] + len(taken)))
-    assert taken[-POPULATED_AHEAD:] == group.pager.list_fresh(POPULATED_AHEAD)
-    group.limit(0, None)
+    world.serve(TEXT)
+    assert not taken  # these states are small
+    monkeypatch.setattr(StateArena, "is_slow_to_populate", True)
+    for first in range(1, 4):
+        world.serve([token + 100 * first for token in TEXT])
+        assert group.pager.free_pages - (group.pager.pages - group.pager.written_pages) == POPULATED_AHEAD
+        world.cache.check([])
+    assert taken == sorted(set(taken))
+    group.limit(0, None)  # gives everything back
+    assert group.pager.written_pages == 0
     before = len(taken)
     group.populate_ahead()
-    assert not taken[before:]  # beyond the limit
+    assert not taken[before:]
 
 
-def test_slots_are_taken_in_the_background_with_what_they_hold() -> None:
+def test_slots_are_taken_in_the_background_with_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     arena = StateArena(Context("reference"), StatesShape((StateShape(5), StateShape(7))), slots=3, page_size=4)
+    asked, stopped = [], threading.Event()
+
+    def populate(pool: FloatArray, start: int, stop: int) -> None:
+        asked.append((pool.shape, start, stop))
+        if len(asked) == 2:
+            stopped.wait(60)
+
     arena.states[0][1], arena.states[1][2] = 2.5, -1
     arena.populate([0, 1, 2])
-    for thread in threading.enumerate():
-        if thread.name == "mlxr-memory":
-            thread.join(60)
+    arena.populate([2])
+    arena._populating.join(60)
     assert [pool.sum() for pool in arena.states] == [12.5, -7]
+    monkeypatch.setattr("mlxr.cache.arena.populate_pages", populate)
+    arena.populate([1, 2])
+    while len(asked) < 2:
+        time.sleep(0.001)
+    threading.Timer(0.05, stopped.set).start()
+    arena.discard([1, 2])  # waits for what is being taken, and nothing is taken after it
+    assert asked == [((3, 5), 1, 2), ((3, 7), 1, 2)]
+    assert not arena._populating.is_alive()
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    arena.populate([0])  # a step takes it then
+    arena.discard([0])
 
 
 def test_the_slot_after_the_next_one_is_told_where_it_is_known() -> None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from threading import Event, current_thread
+from threading import Event, Thread, current_thread
 
 import pytest
 from cache_world import FLUSH_S, PAGE_SIZE, World, page_files
@@ -14,6 +14,7 @@ from cache_world import FLUSH_S, PAGE_SIZE, World, page_files
 from mlxr.cache.store import PageStore
 from mlxr.cache.store_writer import StoreWriter
 from mlxr.core.stats import StoreDrop
+from mlxr.kernels.tensor import ByteArray
 
 PROMPT = list(range(1, 8 * PAGE_SIZE + 1))
 
@@ -74,6 +75,32 @@ def test_pages_evicted_before_their_turn_are_written_nonetheless(
     assert world.store_stats.written_pages == 1 + 6 + 8
     assert sum(world.store_stats.drops.values()) == 0
     assert World(folder=tmp_path).serve([*PROMPT[: 6 * PAGE_SIZE], 1]) == 6 * PAGE_SIZE
+
+
+def test_only_the_eviction_of_a_page_waits_for_its_copy(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert world.cache.writer is not None
+    gate, is_reached, export = Event(), Event(), world.arena.export_page
+
+    def export_late(page: int, target: ByteArray) -> None:
+        is_reached.set()
+        assert gate.wait(FLUSH_S)
+        export(page, target)
+
+    monkeypatch.setattr(world.arena, "export_page", export_late)
+    table = world.open(PROMPT)
+    world.write(table, PROMPT, PAGE_SIZE)
+    assert is_reached.wait(FLUSH_S)
+    world.write(table, PROMPT, PAGE_SIZE)  # offers another page, and does not wait
+    world.cache.release(table)
+    waits = Thread(target=world.serve, args=([9] * (8 * PAGE_SIZE),))  # overwrites the whole arena
+    waits.start()
+    waits.join(0.2)
+    assert waits.is_alive()
+    gate.set()
+    waits.join(FLUSH_S)
+    world.flush()
+    assert world.store_stats.written_pages == 2 + 8
+    assert sum(world.store_stats.drops.values()) == 0
 
 
 def test_pages_are_written_as_they_fill(world: World, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import amounts
@@ -533,7 +534,9 @@ def test_weights_come_and_go_beside_each_other() -> None:
 
 def test_threads_are_bounded_by_the_machine() -> None:
     assert 1 <= native.default_threads() <= 4096
-    assert native.best_isa() in ISAS[-2:]  # Intel's are faster without avx512bf16
+    is_intel = "GenuineIntel" in Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else False
+    is_slow = is_intel and ISAS[-1] == "avx512bf16"  # Intel's take two cycles for a product of pairs
+    assert native.best_isa() == ISAS[-2 if is_slow else -1]
     assert ISAS[0] == "portable"
 
 

@@ -123,6 +123,22 @@ HOSTILE = {
 }
 
 
+def test_slivers_are_seen_or_refused_by_name() -> None:
+    kinds: list[dict[str, Any]] = [
+        {"kind": "square", "side": 56, "resample": 2},
+        {"kind": "budget", "factor": 48, "most": 70},
+        {"kind": "grid", "tile": 32, "most_tiles": 6},
+        {"kind": "tiles", "tile": 224, "longest": 1568, "most": 99},
+        {"kind": "tiles", "tile": 490, "longest": 1470, "most": 99},
+    ]
+    slivers = [save(Image.new("L", size)) for size in ((20_000, 1), (1, 20_000), (1, 5000))]
+    for rule in kinds:
+        assert all(made.tiles for made in Decoder().decode(slivers, ["a sliver"] * 3, rule))
+        for size in ((20_001, 1), (1, 30_000_000)):
+            with pytest.raises(InvalidRequest, match="its sides may differ by a factor of 20000"):
+                Decoder().decode([lie(*size)], ["a sliver"], rule)
+
+
 def test_what_is_no_picture_is_refused_by_name() -> None:
     for data, message in HOSTILE.values():
         with pytest.raises(InvalidRequest, match="picture 1: .*" + message):

@@ -30,11 +30,7 @@ class PagerHistory(RuleBasedStateMachine):
             with pytest.raises(OutOfPages, match=f"{pages} cache pages .* has {free}"):
                 self.pager.allocate(pages)
         else:
-            ahead, written = self.pager.list_fresh(pages), self.pager.written_pages
-            taken = self.pager.allocate(pages)
-            fresh = [page for page in taken if page in ahead]
-            assert fresh == ahead[: self.pager.written_pages - written]
-            self.holders.append(taken)
+            self.holders.append(self.pager.allocate(pages))
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
@@ -55,6 +51,19 @@ class PagerHistory(RuleBasedStateMachine):
     @rule(pages=st.integers(0, 24))
     def limit(self, pages: int) -> None:
         self.pager.limit_pages = pages
+
+    @rule(pages=st.integers(0, 4))
+    def take_ahead(self, pages: int) -> None:
+        written, spare = self.pager.written_pages, self.pager.spare_pages
+        taken = self.pager.take_ahead(pages)
+        assert self.pager.written_pages == written + len(taken) <= max(written, self.pager.limit_pages)
+        assert self.pager.spare_pages == spare
+        assert len(taken) <= pages
+        if taken:
+            assert self.pager.allocate(len(taken)) == taken
+            self.pager.release(taken)
+        if pages <= spare:
+            assert not self.pager.take_ahead(pages)
 
     @rule()
     def give_back_memory(self) -> None:

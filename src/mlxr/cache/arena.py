@@ -3,14 +3,16 @@
 An `Arena` has the pools of one group of layers, a `StateArena` those of all recurrent layers, where a page is the slot
 of one state; `ModelArena` has the pools of all groups, layer by layer. The pager knows who holds which page. Operators
 read and write the pools in place through slots and page tables. On the host the operating system gives the memory when
-a page is first written, so unused pages cost only address space, and free pages can be given back.
+a page is first written, so unused pages cost only address space, and free pages can be given back. The next slots of
+large states get theirs early.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
-from threading import Thread
+from itertools import groupby, product
+from threading import Event, Thread
 from typing import Any
 
 from mlxr.cache.page_table import PageCopy
@@ -33,6 +35,8 @@ from mlxr.kernels.tensor import (
     read_page,
     write_page,
 )
+
+SLOW_BYTES = 2 * 2**20  # of a state whose memory is taken early
 
 
 class PoolSet:
@@ -72,9 +76,6 @@ class PoolSet:
         for start, stop in _find_runs(pages):
             for pool in self._pools:
                 discard_pages(pool, start, stop)
-
-    def populate(self, pages: Sequence[int]) -> None:
-        """Take memory for `pages`, which were not written yet, in the background. Only large pages are worth it."""
 
     def copy_pages(self, copies: Iterable[PageCopy]) -> None:
         """Copy whole pages in every layer, in order; the bytes are counted in the ledger."""
@@ -178,26 +179,46 @@ class StateArena(PoolSet):
             ) from error
         layout = "/".join((ctx.device, "state", str(page_size), ",".join(str(layer.floats) for layer in shape.layers)))
         super().__init__(ctx, self.states, slots, page_size, layout)
+        self._stop, self._populating = Event(), Thread()
 
     @property
     def layers(self) -> int:
         """Layers that have pools here."""
         return len(self.states)
 
-    def populate(self, pages: Sequence[int]) -> None:
-        """Take memory for `pages`, slots of states that were not written yet, in the background.
+    @property
+    def is_slow_to_populate(self) -> bool:
+        """True if the first write to a slot holds a step up: virtual machines take 3 ms for 2 MiB."""
+        return self.is_on_host and self.page_bytes >= SLOW_BYTES
 
-        A system that gives memory slowly, as virtual machines do, would hold a step up for as long as 100 tokens take.
-        """
+    def populate(self, slots: Sequence[int]) -> None:
+        """Take memory for `slots` in the background, where the system can; what they hold stays."""
+        if not slots:
+            return
+        self._stop_populating()
+        stop = self._stop = Event()
+        pools = self._pools
 
         def take() -> None:
             give_way(LEAST_URGENT)
-            for page in pages:
-                for pool in self._pools:
-                    populate_pages(pool, page, page + 1)
+            for slot, pool in product(slots, pools):
+                if stop.is_set():
+                    return
+                populate_pages(pool, slot, slot + 1)
 
-        if pages and self.is_on_host:
-            Thread(target=take, name="mlxr-memory", daemon=True).start()
+        self._populating = Thread(target=take, name="mlxr-memory", daemon=True)
+        with contextlib.suppress(RuntimeError):  # no more threads may be; then a step takes the memory
+            self._populating.start()
+
+    def discard(self, pages: Sequence[int]) -> None:
+        """Give the memory of `pages` back, as all pools do; what was taken in the background is not taken again."""
+        self._stop_populating()
+        super().discard(pages)
+
+    def _stop_populating(self) -> None:
+        self._stop.set()
+        if self._populating.is_alive():
+            self._populating.join()
 
 
 class ModelArena:

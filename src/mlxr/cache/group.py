@@ -15,7 +15,7 @@ from enum import Enum
 from functools import partial
 from typing import Protocol
 
-from mlxr.cache.arena import PoolSet
+from mlxr.cache.arena import PoolSet, StateArena
 from mlxr.cache.page_table import RELEASED, Pager, PageTable, StateTable
 from mlxr.cache.prefix import PageKeys, PrefixEntry, PrefixIndex
 from mlxr.cache.shapes import CacheShape, StatesShape
@@ -121,7 +121,6 @@ class CacheGroup:
         self._may_go = partial(_may_go, self.index, self.pager)
         self._queue = EvictionQueue(arena.pages, self._may_go)
         self.evictions: Counter[EvictionCause] = Counter()
-        self._populated: list[int] = []
 
     @property
     def available_pages(self) -> int:
@@ -147,7 +146,6 @@ class CacheGroup:
         for _ in range(min(pager.cached_pages, excess_pages - written_free)):
             self._give_up(EvictionCause.SHRINK, writer)
         self.arena.discard(pager.give_back())
-        self._populated = []
 
     def first_needed(self, boundary: int) -> int:
         """Return the first page needed to go on after `boundary` pages; all from it to the boundary are needed."""
@@ -273,10 +271,9 @@ class CacheGroup:
             self.requeue(entry)
 
     def populate_ahead(self) -> None:
-        """Take memory in the background for the pages that are written next, a conversation's next turn as a rule."""
-        ahead = self.pager.list_fresh(POPULATED_AHEAD)
-        self.arena.populate([page for page in ahead if page not in self._populated])
-        self._populated = ahead
+        """Take memory in the background for pages that are written next, as a rule by a conversation's next turn."""
+        if isinstance(self.arena, StateArena) and self.arena.is_slow_to_populate:
+            self.arena.populate(self.pager.take_ahead(POPULATED_AHEAD))
 
     def drop_holds(self, pages: Iterable[int]) -> None:
         """Release pages that were held for a moment, without counting that as a use."""

@@ -204,9 +204,10 @@ class KVCache:
         stored = self._describe(table)
         for group, own in zip(self.groups, table.groups, strict=True):
             group.release(own)
-            group.populate_ahead()
         if self.writer is not None:
             self.writer.offer(stored, time.time_ns(), released=True)
+        for group in self.groups:
+            group.populate_ahead()
 
     @property
     def written_bytes(self) -> int:

@@ -178,10 +178,15 @@ class Pager:
         self._fresh = sorted([*self._fresh, *pages], reverse=True)
         return pages
 
-    def list_fresh(self, pages: int) -> list[int]:
-        """Return the next pages to be allocated that are not written yet, at most `pages`."""
-        count = min(pages, self.spare_pages - len(self._free))
-        return self._fresh[: -count - 1 : -1]
+    def take_ahead(self, pages: int) -> list[int]:
+        """Count so many pages as written that `pages` written ones are free, within the limit; return these.
+
+        They are the next to be allocated, and who asks takes memory for them.
+        """
+        count = max(0, min(pages, self.spare_pages) - len(self._free))
+        taken = [self._fresh.pop() for _ in range(count)]
+        self._free += reversed(taken)
+        return taken
 
     def _note(self, pages: Iterable[int]) -> None:
         if self.notes is not None:

@@ -65,6 +65,7 @@ class StoreWriter:
         self._aside_bytes = 0
         self._rest_end_s = 0.0  # until then `advance` copies nothing
         self._writing: PageName | None = None  # the page that the thread has taken, if any
+        self._copying: PageName | None = None  # the same page, while its bytes are copied out of the arena
         self._is_closing = False
         self._changed = Condition()
         self._thread: Thread | None = None
@@ -106,6 +107,7 @@ class StoreWriter:
         """Copy `page` aside if it is not stored yet and there is room; the caller may overwrite it afterwards."""
         name = group, key
         with self._changed:
+            self._changed.wait_for(lambda: self._copying != name)
             waiting = self._waiting.pop(name, None)
             if waiting is None:  # stored already, as a rule; if not, the queue was full when the page was released
                 waiting = _Waiting(page, time.time_ns() - depth * DEPTH_NS)
@@ -256,8 +258,15 @@ class StoreWriter:
             self._drop_copy(waiting)
             if self._store.contains(name):
                 return name, None, waiting.stamp_ns
-            if waiting.payload is None:
-                arena = self._arenas[name[0]]
-                arena.export_page(waiting.page, buffer[: arena.page_bytes])
-                return name, buffer[: arena.page_bytes], waiting.stamp_ns
-            return name, waiting.payload, waiting.stamp_ns
+            if waiting.payload is not None:
+                return name, waiting.payload, waiting.stamp_ns
+            self._copying = name
+        arena = self._arenas[name[0]]
+        payload = buffer[: arena.page_bytes]
+        try:
+            arena.export_page(waiting.page, payload)  # without the lock: only the eviction of this page waits
+        finally:
+            with self._changed:
+                self._copying = None
+                self._changed.notify_all()
+        return name, payload, waiting.stamp_ns

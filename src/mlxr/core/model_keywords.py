@@ -57,8 +57,8 @@ class ModelKeywords(TypedDict, total=False):
     """Longest context of a request; default: what the model was made for."""
 
     max_batch_tokens: int | None
-    """Most tokens that one step computes; default: 512, on an NVIDIA GPU 2048 (from 60 GiB on 4096, small encoders
-    16384)."""
+    """Most tokens that one step computes; default: 512 (small encoders on a processor 1024), on an NVIDIA GPU 2048
+    (from 60 GiB on 4096, small encoders 16384)."""
 
     max_sequences: int | None
     """Most answers that are computed at the same time; default: 64, on a GPU 128."""

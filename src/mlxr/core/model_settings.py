@@ -232,8 +232,8 @@ class ModelSettings:
     max_batch_tokens: int | None = setting(
         "int",
         None,
-        "Most tokens that one step computes; default: 512, on an NVIDIA GPU 2048 (from 60 GiB on 4096, small encoders "
-        "16384).",
+        "Most tokens that one step computes; default: 512 (small encoders on a processor 1024), on an NVIDIA GPU 2048 "
+        "(from 60 GiB on 4096, small encoders 16384).",
         minimum=1,
         maximum=2**20,
     )
@@ -312,7 +312,7 @@ USUAL_SIZES = StepSizes(512, 64, 512)
 GPU_SIZES = StepSizes(2048, 128, 2048)  # from this size on, a GPU's products are bound by arithmetic
 SIZES = {"cuda": GPU_SIZES, "metal": StepSizes(512, 16, 512)}  # by device; a Mac's GPU computes a tenth of that
 ROOM_SIZES = {"cuda": StepSizes(4096, 128, 4096)}  # with much free memory: weights are expanded half as often
-LIGHT_SIZES = {  # for small encoders, for which what surrounds a step takes as long as much of its work
+LIGHT_SIZES = {  # for small encoders, whose steps cost much beside their arithmetic
     "cpu": StepSizes(1024, 64, 1024),
     "cuda": StepSizes(16384, 256, 16384),
 }

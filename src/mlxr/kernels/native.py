@@ -215,7 +215,7 @@ class Native(Protocol):
     def available_isas(self) -> list[str]:
         """List the instruction sets that this build and machine can run, lowest first."""
     def best_isa(self) -> str:
-        """Return the highest of `available_isas`."""
+        """Return the fastest of `available_isas`."""
     def left_out_isas(self) -> list[str]:
         """List the instruction sets left out of this build, which was made for one machine only, lowest first."""
     def default_threads(self) -> int:

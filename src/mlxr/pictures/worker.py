@@ -22,7 +22,7 @@ from PIL import Image, ImageOps
 
 from mlxr.core.processes import limit
 
-MAX_PIXELS, MAX_RATIO, MAX_MEMORY_BYTES, MAX_PROCESSOR_S = 1 << 26, 200, 2 << 30, 30
+MAX_PIXELS, MAX_RATIO, MAX_LONG_RATIO, MAX_MEMORY_BYTES, MAX_PROCESSOR_S = 1 << 26, 200, 20_000, 2 << 30, 30
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "AVIF")
 _PLUGINS = {"WEBP": "WebP"}
 _WIDE = ("I;16", "I;16L", "I;16B", "I;16N", "I")
@@ -33,7 +33,7 @@ class PictureRefused(Exception):
     """The picture cannot be read. The message says why, and continues "the picture"."""
 
 
-def read(data: bytes, max_ratio: float = math.inf) -> Image.Image:
+def read(data: bytes, max_ratio: int = MAX_LONG_RATIO) -> Image.Image:
     """Return the picture upright, in three colours of 8 bits, with a white background if it is transparent.
 
     It is refused if one side is longer than `max_ratio` times the other.
@@ -166,9 +166,9 @@ def _size_tiles(height: int, width: int, longest: int, tile: int) -> tuple[tuple
     ratio = first[1] / first[0]
     if first[1] >= first[0]:
         columns = math.ceil(first[1] / tile)
-        return first, (math.ceil(int(columns * tile / ratio) / tile) * tile, columns * tile)
+        return first, (math.ceil(max(1, int(columns * tile / ratio)) / tile) * tile, columns * tile)
     rows = math.ceil(first[0] / tile)
-    return first, (rows * tile, math.ceil(int(rows * tile * ratio) / tile) * tile)
+    return first, (rows * tile, math.ceil(max(1, int(rows * tile * ratio)) / tile) * tile)
 
 
 def _take_spread(image: Image.Image, rule: dict[str, int]) -> Tiles:
@@ -220,7 +220,7 @@ _BOUNDED = ("near", "spread", "within")  # whose processors refuse, or fail with
 
 def prepare(data: bytes, rule: dict[str, Any]) -> Tiles:
     """Return the picture prepared by `rule`, whole or in tiles."""
-    return _KINDS[rule["kind"]](read(data, MAX_RATIO if rule["kind"] in _BOUNDED else math.inf), rule)
+    return _KINDS[rule["kind"]](read(data, MAX_RATIO if rule["kind"] in _BOUNDED else MAX_LONG_RATIO), rule)
 
 
 def main() -> None:
@@ -245,6 +245,8 @@ def main() -> None:
             target.write(json.dumps(str(error)).encode() + b"\n")
         except MemoryError:
             target.write(json.dumps(f"needs more than {MAX_MEMORY_BYTES >> 20} MiB of memory").encode() + b"\n")
+        except Exception as error:  # the others of the request are seen
+            target.write(json.dumps(f"cannot be prepared: {type(error).__name__}").encode() + b"\n")
         else:
             said = {"grid": grid, "sizes": [[tile.height, tile.width] for tile in tiles]}
             target.write(json.dumps(said).encode() + b"\n" + b"".join(tile.tobytes() for tile in tiles))
