@@ -16,7 +16,7 @@ import pytest
 
 from mlxr.core.errors import DeviceError
 from mlxr.kernels.choice import Choice
-from mlxr.kernels.context import MAX_THREADS, SOURCES, Context, hash_interface
+from mlxr.kernels.context import MAX_THREADS, Context, hash_interface
 from mlxr.kernels.ledger import Dispatch, Ledger
 from mlxr.kernels.norms import rms_norm
 from mlxr.kernels.ragged import RaggedBatch
@@ -72,6 +72,7 @@ def test_module_of_another_machine_is_refused_with_the_remedy(monkeypatch: pytes
         Context("cpu")
 
 
+SOURCES = Path(__file__).parents[2] / "csrc"
 TIERS_PROGRAM = """
 #include <cstdio>
 #include "runtime/cpu_features.h"
