@@ -22,7 +22,7 @@ from mlxr.cache.shapes import CacheShape, StatesShape
 from mlxr.core.stats import EvictionCause, GroupStats
 
 MAX_REUSE_CREDIT = 3
-POPULATED_AHEAD = 2  # states: that at the end of a prompt, and that at the end of its answer
+POPULATED_AHEAD = 3  # states: what a step writes, that at the end of a prompt, and that at the end of its answer
 Rank = tuple[int, int, int]
 
 
